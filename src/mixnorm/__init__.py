@@ -1,0 +1,22 @@
+"""Mixture normalization for PyTorch: layers, model conversion, and the mathematics behind them."""
+
+from mixnorm import fisher, functional, gmm
+from mixnorm.convert import convert, freeze, recalibrate, revert, synchronize, unfreeze
+from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MixtureNorm1d",
+    "MixtureNorm2d",
+    "MixtureNorm3d",
+    "convert",
+    "fisher",
+    "freeze",
+    "functional",
+    "gmm",
+    "recalibrate",
+    "revert",
+    "synchronize",
+    "unfreeze",
+]

@@ -1,0 +1,295 @@
+"""Model surgery: batch norms to mixture norms and back, fresh statistics, frozen statistics."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, _MixtureNorm
+
+Select = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+
+class _StaysInEvaluation:
+    """A batch norm that ``train()`` does not reach."""
+
+    def train(self, mode: bool = True) -> Any:
+        return super().train(False)  # type: ignore[misc]
+
+
+class FrozenBatchNorm1d(_StaysInEvaluation, nn.BatchNorm1d):
+    """What :func:`freeze` makes of a ``BatchNorm1d``."""
+
+
+class FrozenBatchNorm2d(_StaysInEvaluation, nn.BatchNorm2d):
+    """What :func:`freeze` makes of a ``BatchNorm2d``."""
+
+
+class FrozenBatchNorm3d(_StaysInEvaluation, nn.BatchNorm3d):
+    """What :func:`freeze` makes of a ``BatchNorm3d``."""
+
+
+_MIXTURE_OF: dict[type[nn.Module], type[_MixtureNorm]] = {
+    nn.BatchNorm1d: MixtureNorm1d,
+    nn.BatchNorm2d: MixtureNorm2d,
+    nn.BatchNorm3d: MixtureNorm3d,
+}
+_FROZEN_OF: dict[type[nn.Module], type[nn.Module]] = {
+    nn.BatchNorm1d: FrozenBatchNorm1d,
+    nn.BatchNorm2d: FrozenBatchNorm2d,
+    nn.BatchNorm3d: FrozenBatchNorm3d,
+}
+_THAWED_OF = {frozen: norm for norm, frozen in _FROZEN_OF.items()}
+
+# A replacement takes these over by reference, so that the handles that users hold still remove their hooks.
+_HOOKS = [name for name in vars(nn.Module()) if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))]
+
+
+def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Module:
+    """Replaces batch norms by mixture norms, in place.
+
+    Parameters keep their identity, so an optimizer that was built before still works. A module that is used in two places
+    stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
+    the same output as before, until the first training batch.
+
+    Args:
+        model: any module; if it is itself a batch norm, use what is returned.
+        select: which batch norms: a module name (its own, or that of a module around it), a glob ("conv3.*"), a list of
+            either, or a function of (name, module). All of them if ``None``.
+        options: for the mixture norms, such as ``num_components=5``.
+
+    Example:
+        >>> mixnorm.convert(model, "layer3.*", num_components=3)
+    """
+    known = [p.name for p in inspect.signature(MixtureNorm2d).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    overridable = {"eps", "momentum"}
+    for name in options:
+        if name not in known and name not in overridable:
+            raise ValueError(
+                f"option {name!r} is unknown to mixture norm: choose from {', '.join(sorted([*known, *overridable]))}"
+            )
+
+    def mixture_norm(norm: Any) -> _MixtureNorm:
+        arguments = {"eps": norm.eps, "momentum": norm.momentum, **options}
+        reference = norm.weight if norm.affine else norm.running_mean
+        placement = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
+        layer = _MIXTURE_OF[_THAWED_OF.get(type(norm), type(norm))](
+            norm.num_features,
+            affine=norm.affine,
+            track_running_stats=norm.track_running_stats,
+            **arguments,
+            **placement,
+        )
+        if layer.keeps_history:
+            # A norm that never saw a batch has nothing to hand over, and a new history says so.
+            if norm.num_batches_tracked is None or int(norm.num_batches_tracked) > 0 or not _is_new(norm):
+                with torch.no_grad():
+                    for name, value in layer.history_of(norm.running_mean, norm.running_var).items():
+                        getattr(layer, name).copy_(value)
+            if norm.num_batches_tracked is not None:
+                layer.num_batches_tracked.copy_(norm.num_batches_tracked)
+        layer.frozen = type(norm) in _THAWED_OF
+        return layer
+
+    names = (*_MIXTURE_OF, *_THAWED_OF)
+    return _replace(model, select, lambda m: type(m) in names, mixture_norm, "batch norm")
+
+
+def revert(model: nn.Module, select: Select = None) -> nn.Module:
+    """Replaces mixture norms by batch norms, in place: the inverse of :func:`convert`, with the same promises.
+
+    The running statistics are the mean and the variance of the history's mixtures taken together.
+    """
+
+    def batch_norm(layer: Any) -> nn.Module:
+        reference = layer.weight if layer.affine else layer.history_means
+        placement = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
+        norm: Any = layer.batch_norm(
+            layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **placement
+        )
+        if layer.keeps_history:
+            mean, var = _overall_statistics(layer)
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(var)
+            norm.num_batches_tracked.copy_(layer.num_batches_tracked)
+        if layer.frozen:
+            norm.__class__ = _FROZEN_OF[type(norm)]
+        return norm
+
+    return _replace(model, select, lambda m: isinstance(m, _MixtureNorm), batch_norm, "mixture norm")
+
+
+def synchronize(model: nn.Module, process_group: Any = None) -> nn.Module:
+    """Statistics over all processes of a group. Not part of this version."""
+    raise NotImplementedError(
+        "synchronize: statistics over several processes are not part of this version; without it every process normalizes "
+        "by its own batch, as batch norm does by default"
+    )
+
+
+@torch.no_grad()
+def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
+    """Refills the history of every mixture norm, and the running statistics of every batch norm, from data.
+
+    Running statistics lag behind the weights while the learning rate is high; this takes them anew from the model as it
+    is. Only the norms run in training mode meanwhile, so dropout is off. Frozen norms keep what they have.
+
+    Args:
+        batches: inputs, or tuples and lists that begin with one, or mappings of keyword arguments; as many as the history
+            is long are enough for mixture norms, and batch norms take the plain mean over all of them.
+
+    Example:
+        >>> mixnorm.recalibrate(model, itertools.islice(loader, 100))
+    """
+    norms: list[Any] = [m for m in model.modules() if _has_statistics(m)]
+    if not norms:
+        raise ValueError("the model has no norm with statistics to refill: convert it first, or leave this call out")
+    flags = {module: module.training for module in model.modules()}
+    before = [(norm, norm.momentum, copy.deepcopy(norm.state_dict())) for norm in norms]
+    done = 0
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.train()
+            if isinstance(norm, _BatchNorm):
+                norm.momentum = None  # the plain mean over all batches
+        for batch in batches:
+            _feed(model, batch)
+            done += 1
+        if done == 0:
+            raise ValueError("batches is empty: pass at least one batch to take statistics from")
+    except BaseException:
+        for norm, _, state in before:
+            norm.load_state_dict(state)
+        raise
+    finally:
+        for norm, momentum, _ in before:
+            norm.momentum = momentum
+        for module, training in flags.items():
+            module.training = training
+    return model
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Puts every norm into evaluation for good: ``model.train()`` does not undo it, :func:`unfreeze` does.
+
+    γ and β still train.
+    """
+    for module in model.modules():
+        if isinstance(module, _MixtureNorm):
+            module.frozen = True
+            module.eval()
+        elif type(module) in _FROZEN_OF:
+            module.__class__ = _FROZEN_OF[type(module)]
+            module.eval()
+    return model
+
+
+def unfreeze(model: nn.Module) -> nn.Module:
+    """Undoes :func:`freeze`; the norms take over the model's training flag."""
+    thawed: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, _MixtureNorm) and module.frozen:
+            module.frozen = False
+            thawed.append(module)
+        elif type(module) in _THAWED_OF:
+            module.__class__ = _THAWED_OF[type(module)]
+            thawed.append(module)
+    for parent in model.modules():
+        for child in parent.children():
+            if any(child is module for module in thawed):
+                child.train(parent.training)
+    return model
+
+
+def _replace(
+    model: nn.Module,
+    select: Select,
+    is_candidate: Callable[[nn.Module], bool],
+    make: Callable[[nn.Module], nn.Module],
+    what: str,
+) -> nn.Module:
+    """Puts ``make(module)`` in place of every selected candidate, everywhere that it is used."""
+    candidates = {name: m for name, m in model.named_modules(remove_duplicate=False) if is_candidate(m)}
+    chosen = {id(candidates[name]) for name in _selected(candidates, select, what)}
+    replacements: dict[int, nn.Module] = {}
+    for module in candidates.values():
+        if id(module) in chosen and id(module) not in replacements:
+            replacements[id(module)] = _take_over(make(module), module)
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if id(child) in replacements:
+                parent._modules[name] = replacements[id(child)]
+    return replacements.get(id(model), model)
+
+
+def _selected(candidates: dict[str, nn.Module], select: Select, what: str) -> list[str]:
+    """The names that ``select`` means; an error that lists what there is where it means none."""
+    listing = ", ".join(repr(name) for name in candidates) or "none"
+    if not candidates:
+        raise ValueError(f"the model has no {what} to replace")
+    if select is None:
+        return list(candidates)
+    if callable(select):
+        names = [name for name, module in candidates.items() if select(name, module)]
+        if not names:
+            raise ValueError(f"select chose no {what}: the model has {listing}")
+        return names
+    names = []
+    for pattern in [select] if isinstance(select, str) else select:
+        found = [n for n in candidates if n == pattern or n.startswith(pattern + ".") or fnmatchcase(n, pattern)]
+        if not found:
+            raise ValueError(f"select={pattern!r} matches no {what}: the model has {listing}")
+        names += found
+    if not names:
+        raise ValueError(f"select is empty: name at least one {what} of {listing}, or use None for all")
+    return names
+
+
+def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
+    """Gives ``new`` the parameters, the hooks and the training flag of ``old``."""
+    for name in old._parameters:
+        new._parameters[name] = old._parameters[name]
+    for name in _HOOKS:
+        setattr(new, name, getattr(old, name))
+    new.training = old.training
+    return new
+
+
+def _is_new(norm: Any) -> bool:
+    return not bool(norm.running_mean.any()) and bool((norm.running_var == 1).all())
+
+
+def _overall_statistics(layer: Any) -> tuple[Tensor, Tensor]:
+    """The mean and variance (C,) of all the history's mixtures taken together, weighted by τ."""
+    weights, tau = layer._slot_weights()
+    share = (weights * tau.unsqueeze(-1)).unsqueeze(-1)
+    mean = (share * layer.history_means).sum((-3, -2), keepdim=True)
+    var = (share * (layer.history_vars + (layer.history_means - mean).square())).sum((-3, -2))
+    return mean.flatten(), var.flatten()
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    if isinstance(module, _MixtureNorm):
+        return module.keeps_history and not module.frozen
+    return isinstance(module, _BatchNorm) and module.track_running_stats and type(module) not in _THAWED_OF
+
+
+def _feed(model: nn.Module, batch: Any) -> None:
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+    def place(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) else value
+
+    if isinstance(batch, Mapping):
+        model(**{name: place(value) for name, value in batch.items()})
+    else:
+        model(place(batch[0] if isinstance(batch, (tuple, list)) else batch))

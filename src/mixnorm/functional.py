@@ -1,0 +1,149 @@
+"""The transforms as functions of tensors: what the layers compute, without their state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mixnorm.ops import backend as ops
+from mixnorm.ops import reference
+
+AFFINE_MODES = ("output", "statistics")
+INFERENCE_MODES = ("ensemble", "mixture", "paper")
+
+
+def mixture_normalize(
+    x: Tensor,
+    resp: Tensor,
+    eps: float = 1e-5,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    affine_mode: str = "output",
+    backend: str = "auto",
+) -> Tensor:
+    r"""The mixture normalizing transform of a batch of points under given responsibilities.
+
+    .. math::
+        \hat x_i = \sum_k \frac{\nu_{ik}}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
+
+    with λ, μ and σ² the statistics of the points under ν. Gradients flow to ``x`` (also through μ and σ²), ``weight`` and
+    ``bias``, never to ``resp``.
+
+    Args:
+        x: (..., m, D).
+        resp: ν, (..., m, K); each row's sum is 1.
+        weight, bias: γ and β, anything that broadcasts against x; usually (D,).
+        activation: applied to each component inside the sum; then γ and β are inside as well.
+        affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k.
+
+    Returns:
+        (..., m, D) in the dtype of x.
+    """
+    check_choice("activation", activation, (None, *reference.ACTIVATIONS))
+    check_choice("affine_mode", affine_mode, AFFINE_MODES)
+    if x.dim() < 2 or resp.shape[:-1] != x.shape[:-1]:
+        raise ValueError(
+            f"resp of shape {tuple(resp.shape)} does not fit x of shape {tuple(x.shape)}: "
+            f"expected x (..., m, D) and resp {(*x.shape[:-1], 'K')}"
+        )
+    if x.numel() == 0:
+        return x
+    dtype = ops.compute_dtype(x.dtype)
+    weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
+    with torch.autocast(x.device.type, enabled=False):
+        y = ops.normalize(
+            _as_points(x),
+            resp.detach().reshape(-1, *resp.shape[-2:]).to(dtype),
+            weight,
+            bias,
+            eps=eps,
+            activation=activation,
+            affine_mode=affine_mode,
+            backend=backend,
+        )
+    return y.reshape(x.shape)
+
+
+def mixture_inference(
+    x: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    slot_weights: Tensor,
+    mode: str = "ensemble",
+    eps: float = 1e-5,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    *,
+    affine_mode: str = "output",
+    backend: str = "auto",
+) -> Tensor:
+    """The transform of points under the mixtures of the last T batches.
+
+    Args:
+        x: (..., m, D).
+        weights: λ, (..., T, K). A slot whose weights are all 0 is empty.
+        means, variances: μ and σ², (..., T, K, D).
+        slot_weights: τ, (T,) or (..., T); 0 for an empty slot, and the sum is 1.
+        mode: "ensemble", the τ-weighted mean of the T transforms; "mixture", one posterior over all T·K components with
+            1/√λ_k; "paper", the equation as printed, which is Σ√τ times the training transform when the T are equal.
+
+    Returns:
+        (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight`` and ``bias``, and stop at the posterior.
+    """
+    check_choice("mode", mode, INFERENCE_MODES)
+    check_choice("activation", activation, (None, *reference.ACTIVATIONS))
+    check_choice("affine_mode", affine_mode, AFFINE_MODES)
+    lead, dim = x.shape[:-2], x.shape[-1]
+    if (
+        x.dim() < 2
+        or means.shape != (*weights.shape, dim)
+        or weights.shape[:-2] != lead
+        or means.shape != variances.shape
+    ):
+        raise ValueError(
+            f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, means {tuple(means.shape)} and variances "
+            f"{tuple(variances.shape)} do not fit together: expected (..., m, D), (..., T, K) and twice (..., T, K, D)"
+        )
+    if x.numel() == 0:
+        return x
+    dtype = ops.compute_dtype(x.dtype)
+    weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
+    slots = weights.shape[-2]
+    with torch.autocast(x.device.type, enabled=False):
+        y = ops.inference(
+            _as_points(x),
+            weights.reshape(-1, *weights.shape[-2:]).to(dtype),
+            means.reshape(-1, *means.shape[-3:]).to(dtype),
+            variances.reshape(-1, *means.shape[-3:]).to(dtype),
+            slot_weights.to(dtype).expand(*lead, slots).reshape(-1, slots),
+            weight,
+            bias,
+            mode=mode,
+            eps=eps,
+            activation=activation,
+            affine_mode=affine_mode,
+            backend=backend,
+        )
+    return y.reshape(x.shape)
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raises a ``ValueError`` that names the value and the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, choices))}")
+
+
+def _as_points(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-2], 1, x.shape[-1])
+
+
+def _with_inner_axis(parameter: Tensor | None, x: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """γ or β, which broadcasts against x (..., m, D), for points (B, m, 1, D)."""
+    if parameter is None or parameter.dim() < 2:
+        return parameter if parameter is None else parameter.to(dtype)
+    parameter = parameter.to(dtype).expand(*x.shape[:-2], *parameter.shape[-2:])
+    return parameter.reshape(-1, parameter.shape[-2], 1, parameter.shape[-1])
