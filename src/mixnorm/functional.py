@@ -98,12 +98,7 @@ def mixture_inference(
     check_choice("activation", activation, (None, *reference.ACTIVATIONS))
     check_choice("affine_mode", affine_mode, AFFINE_MODES)
     lead, dim = x.shape[:-2], x.shape[-1]
-    if (
-        x.dim() < 2
-        or means.shape != (*weights.shape, dim)
-        or weights.shape[:-2] != lead
-        or means.shape != variances.shape
-    ):
+    if x.dim() < 2 or means.shape != (*weights.shape, dim) or weights.shape[:-2] != lead or means.shape != variances.shape:
         raise ValueError(
             f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, means {tuple(means.shape)} and variances "
             f"{tuple(variances.shape)} do not fit together: expected (..., m, D), (..., T, K) and twice (..., T, K, D)"

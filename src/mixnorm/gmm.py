@@ -117,9 +117,7 @@ def fit_mixture(
         raise ValueError(f"em_iters={em_iters} must not be negative")
     points = _batched(x)
     count = sample_size(points.shape[1], num_components, sample_fraction, max_samples)
-    sample = (
-        points[:, sample_indices(points.shape[1], count, points.device, generator)] if count < x.shape[-2] else points
-    )
+    sample = points[:, sample_indices(points.shape[1], count, points.device, generator)] if count < x.shape[-2] else points
     lead = x.shape[:-2]
     start = None if init is None else _flat_mixture(init, lead, num_components, points)
     weights, means, variances = fit_sample(
@@ -170,9 +168,7 @@ def sample_size(count: int, num_components: int, fraction: float, max_samples: i
     if not 0 < fraction <= 1:
         raise ValueError(f"sample_fraction={fraction} is not in (0, 1]: 1.0 takes every point")
     if max_samples is not None and max_samples < num_components:
-        raise ValueError(
-            f"max_samples={max_samples} is less than num_components={num_components}: raise it, or use None"
-        )
+        raise ValueError(f"max_samples={max_samples} is less than num_components={num_components}: raise it, or use None")
     wanted = max(round(fraction * count), 16 * num_components)
     return min(count, wanted, count if max_samples is None else max_samples)
 

@@ -388,9 +388,7 @@ class _MixtureNorm(nn.Module):
             "population": "batch",
             "num_groups": None,
         }
-        changed = [
-            f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value
-        ]
+        changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join([text, *changed])
 
 

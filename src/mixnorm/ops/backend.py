@@ -26,7 +26,7 @@ def check(backend: str) -> None:
 
 
 def fit(sample: Tensor, num_components: int, *, backend: str = "auto", **options: Any) -> Statistics:
-    """A mixture from k-means++, Lloyd's iterations and EM; see :func:`mixnorm.ops.reference_fit.fit`. sample is (B, m, D)."""
+    """A mixture of ``sample`` (B, m, D) from k-means++, Lloyd and EM; see :func:`mixnorm.ops.reference_fit.fit`."""
     check(backend)
     return reference_fit.fit(sample, num_components, **options)
 

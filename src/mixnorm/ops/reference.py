@@ -77,9 +77,7 @@ def normalize(
     """The mixture normalizing transform of a batch, Eq. (mixture_normalization0): gradients stop at ν."""
     weights, means, variances = moments(x, resp.detach())
     mixing = resp.detach() * inverse_sqrt(weights.detach()).unsqueeze(-2)
-    return mix_components(
-        x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode
-    )
+    return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
 
 
 def mix_components(
@@ -139,9 +137,7 @@ def inference(
     with torch.no_grad():
         log_density = log_densities(x, means, variances.clamp_min(eps)).transpose(-1, -2)
         mixing = inference_mixing(log_density, weights, slot_weights, mode=mode).transpose(-1, -2)
-    return mix_components(
-        x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode
-    )
+    return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
 
 
 def inference_mixing(log_density: Tensor, weights: Tensor, slot_weights: Tensor, *, mode: str) -> Tensor:

@@ -30,7 +30,7 @@ def seed(x: Tensor, num_components: int, uniforms: Tensor) -> Tensor:
     The first seed is any point. Each further round draws candidates with probability proportional to the squared distance
     to the nearest seed, and keeps the one that leaves the least sum of squared distances.
     """
-    batch, count, dim = x.shape
+    _, count, dim = x.shape
     first = (uniforms[:, :1] * count).long().clamp_max(count - 1)
     seeds = [_rows(x, first)]
     closest = squared_distances(x, seeds[0])  # (B, 1, m)
@@ -85,9 +85,7 @@ def em(
     return weights, means, variances
 
 
-def revive(
-    x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, uniforms: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def revive(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gives each unused component of a warm start a new place: a point drawn as k-means++ draws it, with the spread of all.
 
     ``uniforms`` is (B, K). Without this a component that was once dropped would never come back.
