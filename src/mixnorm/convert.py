@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -49,7 +50,7 @@ _FROZEN_OF: dict[type[nn.Module], type[nn.Module]] = {
 _THAWED_OF = {frozen: norm for norm, frozen in _FROZEN_OF.items()}
 
 # A replacement takes these over by reference, so that the handles that users hold still remove their hooks.
-_HOOKS = [name for name in vars(nn.Module()) if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called"))]
+_HOOKS = [name for name in vars(nn.Module()) if "_hook" in name]
 
 
 def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Module:
@@ -88,6 +89,8 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
             **placement,
         )
         if layer.keeps_history:
+            for name in ("history_weights", "history_means", "history_vars"):
+                setattr(layer, name, getattr(layer, name).to(norm.running_mean.dtype))
             # A norm that never saw a batch has nothing to hand over, and a new history says so.
             if norm.num_batches_tracked is None or int(norm.num_batches_tracked) > 0 or not _is_new(norm):
                 with torch.no_grad():
@@ -115,9 +118,7 @@ def revert(model: nn.Module, select: Select = None) -> nn.Module:
             layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **placement
         )
         if layer.keeps_history:
-            mean, var = _overall_statistics(layer)
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(var)
+            norm.running_mean, norm.running_var = _overall_statistics(layer)
             norm.num_batches_tracked.copy_(layer.num_batches_tracked)
         if layer.frozen:
             norm.__class__ = _FROZEN_OF[type(norm)]
@@ -179,9 +180,9 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
 
 
 def freeze(model: nn.Module) -> nn.Module:
-    """Puts every norm into evaluation for good: ``model.train()`` does not undo it, :func:`unfreeze` does.
+    """Puts every mixture norm and batch norm into evaluation for good: ``model.train()`` does not undo it.
 
-    γ and β still train.
+    :func:`unfreeze` does. γ and β still train. Batch norms are those of ``torch.nn``, not subclasses of them.
     """
     for module in model.modules():
         if isinstance(module, _MixtureNorm):
@@ -260,6 +261,9 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
         new._parameters[name] = old._parameters[name]
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
+    for hook in new._load_state_dict_pre_hooks.values():
+        if getattr(hook, "with_module", False):  # it holds a weak reference to its module
+            hook.module = weakref.ref(new)
     new.training = old.training
     return new
 

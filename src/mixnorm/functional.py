@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -49,10 +52,10 @@ def mixture_normalize(
             f"expected x (..., m, D) and resp {(*x.shape[:-1], 'K')}"
         )
     if x.numel() == 0:
-        return x
+        return empty_like_affine(x, weight, bias)
     dtype = ops.compute_dtype(x.dtype)
     weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         y = ops.normalize(
             _as_points(x),
             resp.detach().reshape(-1, *resp.shape[-2:]).to(dtype),
@@ -104,11 +107,11 @@ def mixture_inference(
             f"{tuple(variances.shape)} do not fit together: expected (..., m, D), (..., T, K) and twice (..., T, K, D)"
         )
     if x.numel() == 0:
-        return x
+        return empty_like_affine(x, weight, bias)
     dtype = ops.compute_dtype(x.dtype)
     weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
     slots = weights.shape[-2]
-    with torch.autocast(x.device.type, enabled=False):
+    with no_autocast(x):
         y = ops.inference(
             _as_points(x),
             weights.reshape(-1, *weights.shape[-2:]).to(dtype),
@@ -124,6 +127,20 @@ def mixture_inference(
             backend=backend,
         )
     return y.reshape(x.shape)
+
+
+def empty_like_affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """The transform of no points: as empty as x, with the parameters in its graph."""
+    y = x * 1 if weight is None else x * weight
+    return (y if bias is None else y + bias).to(x.dtype)
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Statistics are not for autocast: a context in which it is off for x's device."""
+    device = x.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -146,21 +146,16 @@ def fit_sample(
     backend: str,
 ) -> ops.Statistics:
     """The fit itself, on a sample (B, m, D) of at least fp32: λ (B, K), μ and σ² (B, K, D)."""
+    options = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
     if init is None:
-        mixture = ops.fit(
-            sample,
-            num_components,
-            lloyd_iters=em_iters // 2,
-            em_iters=em_iters - em_iters // 2,
-            min_variance=min_variance,
-            uniforms=_seed_uniforms(sample, num_components, generator),
-            backend=backend,
+        uniforms = _seed_uniforms(sample, num_components, generator)
+        lloyd_iters = em_iters // 2
+        return ops.fit(
+            sample, num_components, lloyd_iters=lloyd_iters, em_iters=em_iters - lloyd_iters, uniforms=uniforms, **options
         )
-    else:
-        uniforms = _rand((sample.shape[0], num_components), sample, generator)
-        start = reference_fit.revive(sample, *init, uniforms)
-        mixture = ops.em(sample, start, iterations=em_iters, min_variance=min_variance, backend=backend)
-    return reference_fit.prune(*mixture, min_weight)
+    uniforms = _rand((sample.shape[0], num_components), sample, generator)
+    start = reference_fit.revive(sample, *init, uniforms)
+    return ops.em(sample, start, iterations=em_iters, **options)
 
 
 def sample_size(count: int, num_components: int, fraction: float, max_samples: int | None) -> int:
@@ -179,10 +174,12 @@ def sample_indices(count: int, size: int, device: torch.device, generator: torch
     Distinct without a permutation of all points, and no image of a batch is left out.
     """
     stretch = count // size
-    draws = torch.rand(size + 1, device=device, generator=generator)
-    offset = (draws[-1] * (count - stretch * size + 1)).long().clamp_max(count - stretch * size)
-    within = (draws[:-1] * stretch).long().clamp_max(stretch - 1)
-    return torch.arange(size, device=device) * stretch + within + offset
+    index = torch.arange(0, size * stretch, stretch, device=device)
+    if stretch > 1:
+        index += torch.randint(stretch, (size,), device=device, generator=generator)
+    if count > size * stretch:
+        index += torch.randint(count - size * stretch + 1, (1,), device=device, generator=generator)
+    return index
 
 
 def _check_points(x: Tensor, num_components: int) -> None:

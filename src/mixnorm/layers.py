@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnorm import gmm
-from mixnorm.functional import AFFINE_MODES, INFERENCE_MODES, check_choice
+from mixnorm.functional import AFFINE_MODES, INFERENCE_MODES, check_choice, empty_like_affine, no_autocast
 from mixnorm.gmm import GaussianMixture
 from mixnorm.ops import backend as ops
 from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
@@ -16,6 +16,7 @@ from mixnorm.populations import POPULATIONS, WITH_HISTORY, from_points, paramete
 
 SEEDINGS = ("kmeans++", "warm")
 DEFAULT_MAX_SAMPLES = 4096
+MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
 class _MixtureNorm(nn.Module):
@@ -85,7 +86,7 @@ class _MixtureNorm(nn.Module):
         # What is not in the state dict: it can be found again from the buffers or the next batch.
         self._batches_seen = 0
         self._last_mixture: GaussianMixture | None = None
-        self._warm_start: ops.Statistics | None = None
+        self._warm_starts: dict[int, ops.Statistics | None] = {}
         self._pooled: GaussianMixture | None = None
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -115,7 +116,9 @@ class _MixtureNorm(nn.Module):
         if self._batches_seen == 0:
             return None
         return GaussianMixture(
-            self.history_weights[..., -1, :], self.history_means[..., -1, :, :], self.history_vars[..., -1, :, :]
+            self.history_weights[..., -1, :].clone(),
+            self.history_means[..., -1, :, :].clone(),
+            self.history_vars[..., -1, :, :].clone(),
         )
 
     def effective_components(self) -> int | Tensor:
@@ -129,13 +132,18 @@ class _MixtureNorm(nn.Module):
     def reset_running_stats(self) -> None:
         """Empties the history."""
         self._batches_seen = 0
-        self._last_mixture = self._warm_start = self._pooled = None
+        self._forget()
         self.history_samples = None
         if self.keeps_history:
             self.history_weights.zero_()
             self.history_means.zero_()
             self.history_vars.fill_(1)
             self.num_batches_tracked.zero_()
+
+    def _forget(self) -> None:
+        """Drops what is not in the state dict."""
+        self._last_mixture = self._pooled = None
+        self._warm_starts = {}
 
     def reset_parameters(self) -> None:
         self.reset_running_stats()
@@ -149,10 +157,10 @@ class _MixtureNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         parameters = [self._parameter(p, x) for p in (self.weight, self.bias)]
-        if x.numel() == 0:  # nothing to learn from, but every parameter stays in the graph
+        if x.numel() == 0:
             shape = (1, -1, *[1] * (x.dim() - 2))
-            return x * self.weight.view(shape) + self.bias.view(shape) if self.affine else x * 1
-        with torch.autocast(x.device.type, enabled=False):
+            return empty_like_affine(x, *(p if p is None else p.view(shape) for p in (self.weight, self.bias)))
+        with no_autocast(x):
             points = to_points(x, self.population, self.num_groups or 1)
             if self.training or not self.keeps_history:
                 y = self._normalize_batch(points, *parameters)
@@ -169,7 +177,7 @@ class _MixtureNorm(nn.Module):
                 "use a larger batch or image, or call eval()"
             )
         with torch.no_grad():
-            generator = None if self.training else torch.Generator(points.device).manual_seed(0)
+            generator = None if self.training else _fixed_generator(points.device)
             sample = self._sample(points.detach(), generator)
             mixture = gmm.fit_sample(
                 sample,
@@ -177,7 +185,7 @@ class _MixtureNorm(nn.Module):
                 em_iters=self.em_iters,
                 min_weight=self.min_weight,
                 min_variance=max(self.eps, MIN_VARIANCE),
-                init=self._warm_mixture(sample) if self.seeding == "warm" else None,
+                init=self._warm_mixture(sample) if self.seeding == "warm" and self.training else None,
                 generator=generator,
                 backend=self.backend,
             )
@@ -195,50 +203,66 @@ class _MixtureNorm(nn.Module):
         batch, outer, inner, dim = points.shape
         count = outer * inner
         size = gmm.sample_size(count, self.num_components, self.sample_fraction, self.max_samples)
-        dtype = ops.compute_dtype(points.dtype)
         if size == count:
-            return points.reshape(batch, count, dim).to(dtype)
+            return points.reshape(batch, count, dim).to(ops.compute_dtype(points.dtype))
         index = gmm.sample_indices(count, size, points.device, generator)
-        return points[:, index // inner, index % inner].to(dtype)
+        return ops.gather(points, index, backend=self.backend)
 
     def _warm_mixture(self, sample: Tensor) -> ops.Statistics | None:
-        """The last batch's mixture, to go on from; ``None`` for the first batch, which is seeded."""
-        if _in_backward():  # the recomputation starts where the forward pass did
-            return self._warm_start
-        mixture, self._warm_start = self.mixture, None
+        """The last batch's mixture, to go on from; ``None`` for the first batch, which is seeded.
+
+        A recomputation starts where its forward pass did. It is known by a random number, because activation checkpointing
+        puts the generator back.
+        """
+        number = 0 if torch.compiler.is_compiling() else int(torch.randint(2**62, ()))
+        if number in self._warm_starts and _in_backward():
+            return self._warm_starts[number]
+        mixture, start = self.mixture, None
         shape = (sample.shape[0], self.num_components)
         if mixture is not None and mixture.weights.numel() == shape[0] * shape[1]:
-            self._warm_start = (
-                mixture.weights.to(sample.dtype).reshape(shape).clone(),
-                mixture.means.to(sample.dtype).reshape(*shape, -1).clone(),
-                mixture.variances.to(sample.dtype).reshape(*shape, -1).clone(),
+            start = (
+                mixture.weights.to(sample.dtype).reshape(shape),
+                mixture.means.to(sample.dtype).reshape(*shape, -1),
+                mixture.variances.to(sample.dtype).reshape(*shape, -1),
             )
-        return self._warm_start
+        self._warm_starts[number] = start
+        if len(self._warm_starts) > MAX_WARM_STARTS:
+            del self._warm_starts[next(iter(self._warm_starts))]
+        return start
 
     def _remember(self, statistics: ops.Statistics, sample: Tensor) -> None:
         """Appends this batch's mixture to the history, unless it is not finite."""
         if self.population == "batch":
             statistics, sample = tuple(s.squeeze(0) for s in statistics), sample.squeeze(0)  # type: ignore[assignment]
-        self._batches_seen += 1
         if not self.keeps_history:
+            self._batches_seen += 1
             self._last_mixture = GaussianMixture(*statistics)
             return
+        newest = [s.to(self.history_weights.dtype) for s in statistics]
+        finite = sum(s.sum() for s in newest).isfinite()
+        on_host = finite.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_host and not finite:
+            return
+        self._batches_seen += 1
         self._pooled = None
-        finite = torch.stack([s.sum() for s in statistics]).isfinite().all()
+        queues = [self.history_weights, self.history_means, self.history_vars]
         axis = self.history_weights.dim() - 2
-        histories = [self.history_weights, self.history_means, self.history_vars]
-        newest = list(statistics)
         if self.inference == "pooled":
-            if self.history_samples is None:
-                shape = (*sample.shape[:axis], self.history, *sample.shape[axis:])
-                self.history_samples = torch.full(shape, torch.nan, dtype=sample.dtype, device=sample.device)
-            histories.append(self.history_samples)
-            rows = self.history_samples.shape[-2]
-            newest.append(sample[..., torch.arange(rows, device=sample.device) % sample.shape[-2], :])
-        for queue, value in zip(histories, newest, strict=True):
-            shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), value.unsqueeze(axis).to(queue.dtype)), axis)
-            queue.copy_(torch.where(finite, shifted, queue))
+            queues.append(self._sample_queue(sample, axis))
+            rows = torch.arange(queues[-1].shape[-2], device=sample.device) % sample.shape[-2]
+            newest.append(sample[..., rows, :].to(queues[-1].dtype))
+        for queue, value in zip(queues, newest, strict=True):
+            shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), value.unsqueeze(axis)), axis)
+            queue.copy_(shifted if on_host else torch.where(finite, shifted, queue))
         self.num_batches_tracked.add_(finite)
+
+    def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
+        """The kept samples of the last T batches, NaN where a slot is empty; the first batch says how many points."""
+        if self.history_samples is None:
+            shape = (*sample.shape[:axis], self.history, *sample.shape[axis:])
+            with torch.inference_mode(False):
+                self.history_samples = torch.full(shape, torch.nan, dtype=sample.dtype, device=sample.device)
+        return self.history_samples
 
     def _normalize_by_history(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         mixtures = [self.history_weights, self.history_means, self.history_vars]
@@ -287,7 +311,7 @@ class _MixtureNorm(nn.Module):
                 em_iters=self.em_iters,
                 min_weight=self.min_weight,
                 min_variance=max(self.eps, MIN_VARIANCE),
-                generator=torch.Generator(pool.device).manual_seed(0),
+                generator=_fixed_generator(pool.device),
                 backend=self.backend,
             )
         return self._pooled
@@ -299,23 +323,47 @@ class _MixtureNorm(nn.Module):
         return parameter_for_points(parameter, self.population, self.num_groups or 1, x.shape[0])
 
     def _apply(self, *args: Any, **kwargs: Any) -> _MixtureNorm:
-        self._pooled = self._last_mixture = self._warm_start = None
+        self._forget()
         return super()._apply(*args, **kwargs)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        mean, var = (state_dict.pop(prefix + name, None) for name in ("running_mean", "running_var"))
-        if mean is not None and var is not None and self.keeps_history:
-            for name, value in self.history_of(mean, var).items():
-                state_dict[prefix + name] = value
-        if not self.keeps_history:
-            state_dict.pop(prefix + "num_batches_tracked", None)
-        samples = state_dict.get(prefix + "history_samples")
-        if samples is not None and self.inference == "pooled":
-            self.history_samples = torch.empty_like(samples, device=self.history_weights.device)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self._last_mixture = self._warm_start = self._pooled = None
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if prefix + "running_mean" in state_dict:
+            self._translate_batch_norm(state_dict, prefix, error_msgs)
+        if self.keeps_history:
+            # The samples come and go with the state dict: their number is not known before.
+            samples = state_dict.get(prefix + "history_samples")
+            empty = None if samples is None else torch.empty_like(samples, device=self.history_weights.device)
+            self.history_samples = empty if self.inference == "pooled" else None
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        self._forget()
         if self.keeps_history and not self.num_batches_tracked.is_meta:
             self._batches_seen = int(self.num_batches_tracked)
+
+    def _translate_batch_norm(self, state_dict: dict[str, Any], prefix: str, error_msgs: list[str]) -> None:
+        """Replaces a batch norm's entries by the history that gives its evaluation output."""
+        mean, var = (state_dict.pop(prefix + name) for name in ("running_mean", "running_var"))
+        if not self.keeps_history:
+            state_dict.pop(prefix + "num_batches_tracked", None)
+            return
+        # Batch norms of PyTorch before 0.4.1 did not count their batches.
+        state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))
+        if mean.shape != (self.num_features,):
+            error_msgs.append(
+                f"size mismatch for {prefix}running_mean: copying a param with shape {tuple(mean.shape)} from checkpoint, "
+                f"the shape in current model is {(self.num_features,)}."
+            )
+            mean, var = (torch.zeros(self.num_features), torch.ones(self.num_features))
+        for name, value in self.history_of(mean, var).items():
+            state_dict[prefix + name] = value
 
     def history_of(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
         """The history buffers that make evaluation equal to batch norm's with these running statistics (C,)."""
@@ -343,11 +391,16 @@ class _MixtureNorm(nn.Module):
                 raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
         if not 0 <= self.min_weight < 1:
             raise ValueError(f"min_weight={self.min_weight!r} must be in [0, 1): 0 drops no component")
-        if self.momentum is not None and not 0 <= self.momentum <= 1:
+        if self.momentum is not None and not (isinstance(self.momentum, (int, float)) and 0 <= self.momentum <= 1):
             raise ValueError(f"momentum={self.momentum!r} must be in [0, 1], or None to weigh the history evenly")
+        if not self.eps >= 0:
+            raise ValueError(f"eps={self.eps!r} must not be negative")
+        if self.max_samples is not None and not isinstance(self.max_samples, int):
+            raise ValueError(f"max_samples={self.max_samples!r} must be a whole number, or None for no bound")
         gmm.sample_size(1, self.num_components, self.sample_fraction, self.max_samples)
         if self.population == "group":
-            if not self.num_groups or self.num_features % self.num_groups:
+            groups = self.num_groups
+            if not isinstance(groups, int) or groups < 1 or self.num_features % groups:
                 raise ValueError(
                     f"num_groups={self.num_groups!r} must divide num_features={self.num_features} for population='group'"
                 )
@@ -392,7 +445,13 @@ class _MixtureNorm(nn.Module):
         return ", ".join([text, *changed])
 
 
+def _fixed_generator(device: torch.device) -> torch.Generator | None:
+    """The same random numbers every time, for evaluation."""
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(0)
+
+
 def _in_backward() -> bool:
+    """Whether this forward pass is a recomputation, as activation checkpointing does it."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 

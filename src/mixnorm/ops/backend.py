@@ -6,6 +6,9 @@ so that every memory layout can be looked at without a copy.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,20 +30,28 @@ def check(backend: str) -> None:
 
 def fit(sample: Tensor, num_components: int, *, backend: str = "auto", **options: Any) -> Statistics:
     """A mixture of ``sample`` (B, m, D) from k-means++, Lloyd and EM; see :func:`mixnorm.ops.reference_fit.fit`."""
-    check(backend)
-    return reference_fit.fit(sample, num_components, **options)
+    return _implementation(sample, backend, reference_fit).fit(sample, num_components, **options)
 
 
 def em(sample: Tensor, mixture: Statistics, *, backend: str = "auto", **options: Any) -> Statistics:
     """EM steps from a given mixture; see :func:`mixnorm.ops.reference_fit.em`."""
-    check(backend)
-    return reference_fit.em(sample, *mixture, **options)
+    return _implementation(sample, backend, reference_fit).em(sample, *mixture, **options)
+
+
+def gather(points: Tensor, index: Tensor, *, backend: str = "auto") -> Tensor:
+    """The points with the given numbers, (B, count, D), in at least fp32."""
+    if points.dtype != compute_dtype(points.dtype):
+        return reference_fit.gather(points, index).to(compute_dtype(points.dtype))
+    return _implementation(points, backend, reference_fit).gather(points, index)
 
 
 def em_step(points: Tensor, mixture: Statistics, *, backend: str = "auto") -> tuple[Tensor, Statistics]:
     """ν (B, m, K) of every point under the mixture, and λ, μ, σ² of all points under that ν."""
-    check(backend)
-    resp, *statistics = reference.em_step(_flat(points).to(mixture[1].dtype), *mixture)
+    points = points.to(mixture[1].dtype)
+    implementation = _implementation(points, backend, reference)
+    if implementation is not reference:
+        return implementation.em_step(points, mixture)
+    resp, *statistics = reference.em_step(_flat(points), *mixture)
     return resp, tuple(statistics)  # type: ignore[return-value]
 
 
@@ -55,9 +66,11 @@ def normalize(
     **options: Any,
 ) -> Tensor:
     """The transform of a batch. ``statistics`` are those of the points under ``resp``, where they are known already."""
-    check(backend)
-    x = _flat(points).to(resp.dtype)
-    y = reference.normalize(x, resp, _flat_like(weight, points), _flat_like(bias, points), **options)
+    x = points.to(resp.dtype)
+    implementation = _implementation(x, backend, reference)
+    if implementation is not reference and _is_per_feature(weight) and _is_per_feature(bias):
+        return implementation.normalize(x, resp, weight, bias, statistics, **options).to(points.dtype)
+    y = reference.normalize(_flat(x), resp, _flat_like(weight, points), _flat_like(bias, points), **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
 
@@ -74,18 +87,32 @@ def inference(
     **options: Any,
 ) -> Tensor:
     """The transform under T given mixtures: ``weights`` (B, T, K), ``means``, ``variances`` (B, T, K, D), τ (B, T)."""
-    check(backend)
-    y = reference.inference(
-        _flat(points).to(means.dtype),
-        weights,
-        means,
-        variances,
-        slot_weights,
-        _flat_like(weight, points),
-        _flat_like(bias, points),
-        **options,
-    )
+    x = points.to(means.dtype)
+    mixtures = (weights, means, variances, slot_weights)
+    implementation = _implementation(x, backend, reference)
+    if implementation is not reference and _is_per_feature(weight) and _is_per_feature(bias):
+        return implementation.inference(x, *mixtures, weight, bias, **options).to(points.dtype)
+    y = reference.inference(_flat(x), *mixtures, _flat_like(weight, points), _flat_like(bias, points), **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
+
+
+def _implementation(x: Tensor, backend: str, reference: ModuleType) -> Any:
+    """The module that runs for this tensor: ``reference``, or a faster one with the same functions."""
+    check(backend)
+    if backend == "auto" and x.device.type == "cpu" and not torch.compiler.is_compiling() and _has_numba():
+        from mixnorm.ops import compiled
+
+        return compiled
+    return reference
+
+
+@functools.cache
+def _has_numba() -> bool:
+    return importlib.util.find_spec("numba") is not None
+
+
+def _is_per_feature(parameter: Tensor | None) -> bool:
+    return parameter is None or parameter.dim() < 2
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

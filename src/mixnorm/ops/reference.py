@@ -135,13 +135,22 @@ def inference(
     """
     means, variances = means.flatten(-3, -2), variances.flatten(-3, -2)
     with torch.no_grad():
-        log_density = log_densities(x, means, variances.clamp_min(eps)).transpose(-1, -2)
-        mixing = inference_mixing(log_density, weights, slot_weights, mode=mode).transpose(-1, -2)
+        log_density = log_densities(x, means, variances.clamp_min(eps))
+        mixing = inference_mixing(log_density, weights, slot_weights, mode=mode)
     return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
 
 
 def inference_mixing(log_density: Tensor, weights: Tensor, slot_weights: Tensor, *, mode: str) -> Tensor:
-    """What each of the T·K components contributes to each point, from log p^t_k(x_i): both (..., T·K, m).
+    """What each of the T·K components contributes to each point, from log p^t_k(x_i): both (..., m, T·K)."""
+    log_weights, factor = inference_factors(weights, slot_weights, mode=mode)
+    joint = log_density.unflatten(-1, weights.shape[-2:]) + log_weights.unsqueeze(-3)
+    per_slot = mode == "ensemble"
+    posterior = torch.softmax(joint if per_slot else joint.flatten(-2), dim=-1).flatten(-2 if per_slot else -1)
+    return posterior * factor.flatten(-2).unsqueeze(-2)
+
+
+def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tuple[Tensor, Tensor]:
+    """The log-weights of the posterior and the factor behind it, both (..., T, K).
 
     - "ensemble": τ_t · ν^t_k / √λ^t_k, with a posterior ν^t of its own for each t.
     - "mixture":  π^t_k / √λ^t_k, with one posterior π over all T·K components.
@@ -151,14 +160,9 @@ def inference_mixing(log_density: Tensor, weights: Tensor, slot_weights: Tensor,
     if mode == "ensemble":
         # An empty slot has no posterior; a uniform one, times τ = 0, keeps it out without a NaN.
         filled = weights.sum(-1, keepdim=True) > 0
-        log_weights = torch.where(filled, weights, 1.0).log().unsqueeze(-1)
-        joint = log_density.unflatten(-2, weights.shape[-2:]) + log_weights
-        posterior = torch.softmax(joint, dim=-2).flatten(-3, -2)
-        factor = tau * inverse_sqrt(weights)
-    else:
-        posterior = torch.softmax(log_density + (tau * weights).flatten(-2).log().unsqueeze(-1), dim=-2)
-        factor = inverse_sqrt(tau * weights if mode == "paper" else weights)
-    return posterior * factor.flatten(-2).unsqueeze(-1)
+        return torch.where(filled, weights, 1.0).log(), tau * inverse_sqrt(weights)
+    joint = tau * weights
+    return joint.log(), torch.where(tau > 0, inverse_sqrt(joint if mode == "paper" else weights), 0.0)
 
 
 def inverse_sqrt(weights: Tensor) -> Tensor:

@@ -24,6 +24,11 @@ def num_uniforms(num_components: int) -> int:
     return 1 + (num_components - 1) * num_candidates(num_components)
 
 
+def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
+    """|x_i - c_k|², (B, K, m). The differences themselves are squared: a point is at exactly 0 from itself."""
+    return torch.stack([(x - center.unsqueeze(1)).square_().sum(-1) for center in centers.unbind(1)], dim=1)
+
+
 def seed(x: Tensor, num_components: int, uniforms: Tensor) -> Tensor:
     """Greedy k-means++: (B, K, D), rows of x.
 
@@ -40,9 +45,9 @@ def seed(x: Tensor, num_components: int, uniforms: Tensor) -> Tensor:
         cumulative = closest[:, 0].double().cumsum(-1)
         index = torch.searchsorted(cumulative, draws.double() * cumulative[:, -1:], right=True)
         candidates = _rows(x, index.clamp_max(count - 1))
-        distances = torch.minimum(closest, squared_distances(x, candidates))  # (B, candidates, m)
-        best = distances.sum(-1).argmin(-1)[:, None, None]
-        closest = distances.gather(1, best.expand(-1, 1, count))
+        remaining = torch.minimum(closest, squared_distances(x, candidates))  # (B, candidates, m)
+        best = remaining.sum(-1).argmin(-1)[:, None, None]
+        closest = remaining.gather(1, best.expand(-1, 1, count))
         seeds.append(candidates.gather(1, best.expand(-1, 1, dim)))
     return torch.cat(seeds, dim=1)
 
@@ -64,25 +69,34 @@ def fit(
     lloyd_iters: int,
     em_iters: int,
     min_variance: float,
+    min_weight: float,
     uniforms: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """λ (B, K), μ and σ² (B, K, D) from k-means++, Lloyd's iterations and EM."""
+    """λ (B, K), μ and σ² (B, K, D) from k-means++, Lloyd's iterations and EM, less the small components."""
     if num_components == 1:  # nothing to seed and nothing to iterate
-        weights, means, variances = reference.moments(x, torch.ones_like(x[..., :1]))
-        return weights, means, variances.clamp_min(min_variance)
-    resp = lloyd(x, seed(x, num_components, uniforms), lloyd_iters)
+        resp, em_iters = torch.ones_like(x[..., :1]), 0
+    else:
+        resp = lloyd(x, seed(x, num_components, uniforms), lloyd_iters)
     weights, means, variances = reference.moments(x, resp)
-    return em(x, weights, means, variances.clamp_min(min_variance), iterations=em_iters, min_variance=min_variance)
+    options = {"iterations": em_iters, "min_variance": min_variance, "min_weight": min_weight}
+    return em(x, weights, means, variances.clamp_min(min_variance), **options)
 
 
 def em(
-    x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, *, iterations: int, min_variance: float
+    x: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    *,
+    iterations: int,
+    min_variance: float,
+    min_weight: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """EM steps from a mixture. A variance stops at the floor, which is the M-step under that constraint."""
     for _ in range(iterations):
         _, weights, means, variances = reference.em_step(x, weights, means, variances)
         variances = variances.clamp_min(min_variance)
-    return weights, means, variances
+    return prune(weights, means, variances, min_weight)
 
 
 def revive(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +104,7 @@ def revive(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, uniform
 
     ``uniforms`` is (B, K). Without this a component that was once dropped would never come back.
     """
-    dead = weights <= 0
+    dead = ~(weights > 0)  # a NaN too
     distances = squared_distances(x, means).masked_fill(dead.unsqueeze(-1), torch.inf).amin(1)
     cumulative = torch.where(dead.all(1, keepdim=True), 1.0, distances).double().cumsum(-1)
     index = torch.searchsorted(cumulative, uniforms.double() * cumulative[:, -1:], right=True)
@@ -108,9 +122,10 @@ def prune(weights: Tensor, means: Tensor, variances: Tensor, min_weight: float) 
     return kept / kept.sum(-1, keepdim=True), torch.where(keep, means, 0.0), torch.where(keep, variances, 0.0)
 
 
-def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
-    """|x_i - c_k|², (B, K, m). The differences themselves are squared: a point is at exactly 0 from itself."""
-    return torch.stack([(x - center.unsqueeze(1)).square_().sum(-1) for center in centers.unbind(1)], dim=1)
+def gather(points: Tensor, index: Tensor) -> Tensor:
+    """The points (B, outer, inner, D) with the given numbers, (B, count, D)."""
+    inner = points.shape[2]
+    return points[:, index // inner, index % inner]
 
 
 def _nearest(x: Tensor, centers: Tensor) -> Tensor:

@@ -1,0 +1,257 @@
+"""The reference's operations on a CPU, through compiled loops (numba): what ``backend="auto"`` uses there.
+
+Same functions and shapes as the reference, but for points (B, outer, inner, D) in any memory layout.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixnorm.ops import compiled_kernels as kernels
+from mixnorm.ops import reference, reference_fit
+
+_ACTIVATION_CODES = {
+    None: kernels.NONE,
+    "relu": kernels.RELU,
+    "leaky_relu": kernels.LEAKY_RELU,
+    "silu": kernels.SILU,
+    "gelu": kernels.GELU,
+}
+Statistics = tuple[Tensor, Tensor, Tensor]
+PRODUCT_BLOCK = 1 << 18  # elements of a block of points that goes through matrix products, small enough for the cache
+
+
+def fit(
+    x: Tensor,
+    num_components: int,
+    *,
+    lloyd_iters: int,
+    em_iters: int,
+    min_variance: float,
+    min_weight: float,
+    uniforms: Tensor,
+) -> Statistics:
+    """The reference's ``fit``: points (B, m, D)."""
+    if num_components == 1:  # nothing to seed and nothing to iterate
+        lloyd_iters = em_iters = 0
+    mixture = _empty_mixture(x, x.shape[0], num_components)
+    candidates = reference_fit.num_candidates(num_components)
+    floor = reference.MIN_VARIANCE
+    stretches = _stretches(x.shape[0], x.shape[1])
+    _call(
+        kernels.fit, x.unsqueeze(2), uniforms, candidates, lloyd_iters, em_iters, min_variance, min_weight, floor, stretches,
+        *mixture,
+    )  # fmt: skip
+    return mixture
+
+
+def em(
+    x: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    *,
+    iterations: int,
+    min_variance: float,
+    min_weight: float,
+) -> Statistics:
+    """The reference's ``em``: points (B, m, D)."""
+    mixture = (weights.clone(), means.clone(), variances.clone())
+    stretches = _stretches(x.shape[0], x.shape[1])
+    floor = reference.MIN_VARIANCE
+    _call(kernels.em, x.unsqueeze(2), iterations, min_variance, min_weight, floor, stretches, *mixture)
+    return mixture
+
+
+def gather(points: Tensor, index: Tensor) -> Tensor:
+    """The points with the given numbers, (B, count, D)."""
+    out = points.new_empty(points.shape[0], index.shape[0], points.shape[3])
+    _call(kernels.gather, points, index, _stretches(points.shape[0], index.shape[0]), out)
+    return out
+
+
+def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
+    """The reference's ``em_step``, in one read of the points."""
+    batch, outer, inner, _ = points.shape
+    resp = points.new_empty(batch, outer * inner, mixture[0].shape[1])
+    result = _empty_mixture(points, batch, mixture[0].shape[1])
+    stretches = _stretches(batch, outer * inner)
+    _call(kernels.em_step, points, False, *mixture, reference.MIN_VARIANCE, stretches, resp, *result)
+    return resp, result
+
+
+def normalize(
+    points: Tensor,
+    resp: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: Statistics | None,
+    **options: Any,
+) -> Tensor:
+    """The reference's ``normalize``; ``statistics`` are λ, μ and σ² of the points under ``resp`` where they are known."""
+    weights, means, variances = statistics or reference.moments(points.detach().flatten(1, 2), resp)
+    factor = torch.from_numpy(kernels.inverse_sqrt(weights.numpy()))
+    return _Mix.apply(points, resp, factor, means, variances, weight, bias, True, options)
+
+
+def inference(
+    points: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    slot_weights: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    mode: str,
+    **options: Any,
+) -> Tensor:
+    """The reference's ``inference``: ``weights`` is (B, T, K), ``slot_weights`` (B, T)."""
+    batch, outer, inner, _ = points.shape
+    log_weights, factor = reference.inference_factors(weights, slot_weights, mode=mode)
+    share = slot_weights.unsqueeze(-1) * weights
+    tensors = (share, log_weights, factor, means, variances)
+    share, log_weights, factor, means, variances = (t.flatten(1, 2) for t in tensors)
+    # The softmax is PyTorch's: its exponential function is vectorized, over the points where these come last.
+    joint = points.new_empty(batch, means.shape[1], outer * inner)
+    floor = max(options["eps"], reference.MIN_VARIANCE)
+    stretches = _stretches(batch, outer * inner)
+    _call(kernels.log_joint, points, share, log_weights, means, variances, floor, stretches, joint.mT)
+    joint = joint.unflatten(1, tuple(weights.shape[1:]) if mode == "ensemble" else (1, -1))
+    slots = joint.shape[1]
+    resp = torch.softmax(joint, dim=2).flatten(1, 2)
+    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
+    if differentiable or options["activation"] is not None or means.shape[1] < 8:
+        return _Mix.apply(points, resp.mT, factor, means, variances, weight, bias, False, options)
+    return _mix_by_products(points, resp, factor, means, variances, weight, bias, slots, **options)
+
+
+def _mix_by_products(
+    points: Tensor,
+    rows: Tensor,
+    factor: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    slots: int,
+    *,
+    eps: float,
+    activation: None,
+    affine_mode: str,
+) -> Tensor:
+    """``_Mix`` without a gradient and without an activation, for the many components of a history: ``rows`` is (B, K, m).
+
+    The sum over k is then a slope and an intercept for each element, which are matrix products.
+    """
+    batch, outer, inner, dim = points.shape
+    gamma, beta = 1.0 if weight is None else weight, 0.0 if bias is None else bias
+    if affine_mode == "statistics":
+        scale = ((variances if weight is None else weight.clamp_min(0) * variances) + eps).rsqrt()
+        offset, shift = -(means + beta) * scale, 0.0
+    else:
+        scale = (variances + eps).rsqrt() * gamma
+        offset, shift = -means * scale, beta
+    # Each slot's posteriors add up to one, so a share of the shift in every component adds up to the shift.
+    scale, offset = scale * factor.unsqueeze(-1), offset * factor.unsqueeze(-1) + shift / slots
+    y = torch.empty_like(points)
+    step = max(1, PRODUCT_BLOCK // (batch * inner * dim))
+    for start in range(0, outer, step):
+        x, out = points[:, start : start + step], y[:, start : start + step]
+        w = rows[..., start * inner : (start + step) * inner].mT
+        intercept = torch.matmul(w, offset).view(x.shape)
+        torch.addcmul(intercept, x, torch.matmul(w, scale).view(x.shape), out=out)
+    return y
+
+
+class _Mix(torch.autograd.Function):
+    """Σ_k resp_k · factor_k · act(x̂_k) with γ and β.
+
+    ``of_batch``: μ and σ² are the statistics of the points under ``resp``, and the gradient flows through them. Otherwise
+    they are constants, as in inference.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        points: Tensor,
+        resp: Tensor,
+        factor: Tensor,
+        means: Tensor,
+        variances: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        of_batch: bool,
+        options: dict[str, Any],
+    ) -> Tensor:
+        ctx.of_batch, ctx.options = of_batch, options
+        ctx.save_for_backward(points, resp, factor, means, variances, weight, bias)
+        y = torch.empty_like(points)
+        stretches = _stretches(points.shape[0], resp.shape[1])
+        _call(kernels.mix, points, resp, factor, means, variances, weight, bias, *_codes(**options), stretches, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return tuple(_differentiable_gradients(ctx, grad))
+        grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
+        grad_points = torch.empty_like(points) if ctx.needs_input_grad[0] else points.new_empty(0, 0, 0, 0)
+        stretches = _stretches(points.shape[0], resp.shape[1])
+        _call(
+            kernels.gradient, points, grad, resp, factor, means, variances, weight, bias, *_codes(**ctx.options),
+            ctx.of_batch, stretches, grad_weight, grad_bias, grad_points,
+        )  # fmt: skip
+        found = grad_points if ctx.needs_input_grad[0] else None
+        return found, None, None, None, None, grad_weight, grad_bias, None, None
+
+
+def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
+    """The same gradients through the reference, where a gradient of the gradient is wanted."""
+    points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
+    x = points.flatten(1, 2)
+    if ctx.of_batch:
+        y = reference.normalize(x, resp, weight, bias, **ctx.options)
+    else:
+        y = reference.mix_components(x, resp * factor.unsqueeze(1), means, variances, weight, bias, **ctx.options)
+    wanted = [(i, t) for i, t in ((0, points), (5, weight), (6, bias)) if t is not None and ctx.needs_input_grad[i]]
+    gradients = torch.autograd.grad(y, [t for _, t in wanted], grad.flatten(1, 2), create_graph=True)
+    result: list[Tensor | None] = [None] * 9
+    for (i, _), gradient in zip(wanted, gradients, strict=True):
+        result[i] = gradient
+    return result
+
+
+def _codes(*, eps: float, activation: str | None, affine_mode: str) -> tuple[float, bool, int]:
+    return eps, affine_mode == "statistics", _ACTIVATION_CODES[activation]
+
+
+def _empty_mixture(like: Tensor, batch: int, components: int) -> Statistics:
+    shape = (batch, components, like.shape[-1])
+    return like.new_empty(shape[:2]), like.new_empty(shape), like.new_empty(shape)
+
+
+_LOCK = threading.Lock()  # not every threading layer of numba may be entered twice
+_NOTHING = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
+
+
+def _call(kernel: Any, points: Tensor, *arguments: Any) -> None:
+    """Calls a kernel with arrays for tensors, and an empty array for ``None``."""
+    nothing = _NOTHING[points.dtype]
+    arrays = [nothing if a is None else a.detach().numpy() if isinstance(a, Tensor) else a for a in (points, *arguments)]
+    with _LOCK:
+        kernel(*arrays)
+
+
+def _stretches(batch: int, count: int) -> int:
+    """Into how many stretches the points of each mixture are cut, so that every core has work."""
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    numba.set_num_threads(threads)
+    return min(count, -(-threads // batch))

@@ -1,0 +1,680 @@
+"""Compiled CPU loops: the fit, the EM step, the transform and its gradient, each as one call.
+
+Points are ``x[b, o, i, :]`` of an array (B, outer, inner, D) with any strides, numbered o · inner + i. The points of a
+mixture are cut into stretches, which run on all cores. Sums are taken over a few points in the working precision and then
+added up in fp64, so that their error does not grow with the batch. The inner loops take four points, or three components
+("rows by threes", padded with zeros), at a time: with one, most of the work would be loading and storing. Where their
+weights are all 0, as most responsibilities are, they are skipped. Elements are indexed one by one, because a view costs as
+much as a short row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+
+FLUSH = 64  # points whose sums are added up before they go into the fp64 ones
+# Sums may be reordered, which lets them be vectorized; NaN and Inf keep their meaning.
+_serial = njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, cache=True, error_model="numpy")
+_parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+
+NONE, RELU, LEAKY_RELU, SILU, GELU = range(5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- EM
+
+
+@_serial
+def _load(x: Any, b: int, first: int, stop: int, anchor: Any, tile: Any) -> int:
+    """tile[p] = x - anchor[b] for the four points from ``first`` on, or for as many as there are; how many."""
+    inner = x.shape[2]
+    count = min(4, stop - first)
+    for p in range(count):
+        o = (first + p) // inner
+        i = first + p - o * inner
+        for d in range(x.shape[3]):
+            tile[p, d] = x[b, o, i, d] - anchor[b, d]
+    return count
+
+
+@_serial
+def _posterior(logits: Any, i: int) -> None:
+    """Softmax of logits[i] in place."""
+    top = logits[i, 0]
+    for k in range(1, logits.shape[1]):
+        if logits[i, k] > top:
+            top = logits[i, k]
+    total = logits.dtype.type(0)
+    for k in range(logits.shape[1]):
+        below = logits[i, k] - top
+        # Most are the largest or nothing beside it, and the exponential function is slow.
+        logits[i, k] = 1 if below == 0 else 0 if below < -110 else math.exp(below)
+        total += logits[i, k]
+    for k in range(logits.shape[1]):
+        logits[i, k] /= total
+
+
+@_serial
+def _nearest(logits: Any, i: int) -> None:
+    """1 for the first of the largest logits[i] and 0 for the others, in place."""
+    best = 0
+    for k in range(1, logits.shape[1]):
+        if logits[i, k] > logits[i, best]:
+            best = k
+    for k in range(logits.shape[1]):
+        logits[i, k] = k == best
+
+
+@_serial
+def _log_joint(tile: Any, count: int, log_norm: Any, offset: Any, scale: Any, b: int, out: Any, i: int) -> None:
+    """out[i + p, k] = log_norm_k - ½ Σ_d (tile[p] · scale_k + offset_k)² for the points of a tile."""
+    for k in range(scale.shape[1]):
+        q0 = q1 = q2 = q3 = tile.dtype.type(0)
+        for d in range(tile.shape[1]):
+            z0 = tile[0, d] * scale[b, k, d] + offset[b, k, d]
+            z1 = tile[1, d] * scale[b, k, d] + offset[b, k, d]
+            z2 = tile[2, d] * scale[b, k, d] + offset[b, k, d]
+            z3 = tile[3, d] * scale[b, k, d] + offset[b, k, d]
+            q0 += z0 * z0
+            q1 += z1 * z1
+            q2 += z2 * z2
+            q3 += z3 * z3
+        for p in range(count):
+            q = q0 if p == 0 else q1 if p == 1 else q2 if p == 2 else q3
+            out[i + p, k] = log_norm[b, k] - tile.dtype.type(0.5) * q
+
+
+@_serial
+def _prepare(weights: Any, log_weights: Any, means: Any, variances: Any, floor: float) -> Any:
+    """The mean of each mixture, and about it: 1/σ_k, -μ_k/σ_k, and the constant of the log-density."""
+    batch, components, dim = means.shape
+    anchor = np.zeros((batch, dim), means.dtype)
+    scale, offset = np.empty_like(means), np.empty_like(means)
+    log_norm = np.empty((batch, components), means.dtype)
+    for b in range(batch):
+        total = weights[b].sum()
+        for k in range(components):
+            share = weights[b, k] / total
+            if share > 0:
+                for d in range(dim):
+                    anchor[b, d] += share * means[b, k, d]
+        for k in range(components):
+            log_volume = 0.0
+            for d in range(dim):
+                variance = max(variances[b, k, d], floor)
+                scale[b, k, d] = 1 / math.sqrt(variance)
+                offset[b, k, d] = (anchor[b, d] - means[b, k, d]) * scale[b, k, d]
+                log_volume += math.log(variance)
+            log_norm[b, k] = log_weights[b, k] - 0.5 * log_volume
+    return anchor, scale, offset, log_norm
+
+
+@_serial
+def _em_stretch(
+    x: Any, b: int, start: int, stop: int, hard: bool, anchor: Any, scale: Any, offset: Any, log_norm: Any, resp: Any,
+    total: Any, first: Any, second: Any,
+) -> None:  # fmt: skip
+    """ν of a stretch of points, and its Σν, Σν z_k and Σν z_k² with z_k = (x - μ_k) / σ_k under the given mixture."""
+    components, dim = log_norm.shape[1], x.shape[3]
+    tile, w = np.zeros((4, dim), scale.dtype), np.zeros(4, scale.dtype)
+    f, s = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
+    for base in range(start, stop, FLUSH):
+        for i in range(base, min(base + FLUSH, stop), 4):
+            count = _load(x, b, i, stop, anchor, tile)
+            _log_joint(tile, count, log_norm, offset, scale, b, resp, i)
+            for p in range(count):
+                if hard:
+                    _nearest(resp, i + p)
+                else:
+                    _posterior(resp, i + p)
+            for k in range(components):
+                for p in range(4):
+                    w[p] = resp[i + p, k] if p < count else 0
+                    total[k] += w[p]
+                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+                if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
+                    continue
+                for d in range(dim):
+                    z0 = tile[0, d] * scale[b, k, d] + offset[b, k, d]
+                    z1 = tile[1, d] * scale[b, k, d] + offset[b, k, d]
+                    z2 = tile[2, d] * scale[b, k, d] + offset[b, k, d]
+                    z3 = tile[3, d] * scale[b, k, d] + offset[b, k, d]
+                    v0, v1, v2, v3 = w0 * z0, w1 * z1, w2 * z2, w3 * z3
+                    f[k, d] += (v0 + v1) + (v2 + v3)
+                    s[k, d] += (v0 * z0 + v1 * z1) + (v2 * z2 + v3 * z3)
+        for k in range(components):
+            for d in range(dim):
+                first[k, d] += f[k, d]
+                second[k, d] += s[k, d]
+                f[k, d] = s[k, d] = 0
+
+
+@_parallel
+def _em_stretches(
+    x: Any, hard: bool, anchor: Any, scale: Any, offset: Any, log_norm: Any, resp: Any, total: Any, first: Any, second: Any
+) -> None:
+    batch, stretches, points = total.shape[0], total.shape[1], resp.shape[1]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        _em_stretch(
+            x, b, points * t // stretches, points * (t + 1) // stretches, hard, anchor, scale, offset, log_norm, resp[b],
+            total[b, t], first[b, t], second[b, t],
+        )  # fmt: skip
+
+
+@_serial
+def em_step(
+    x: Any, hard: bool, weights: Any, means: Any, variances: Any, floor: float, stretches: int, resp: Any, new_weights: Any,
+    new_means: Any, new_variances: Any,
+) -> None:  # fmt: skip
+    """ν (B, m, K) under a mixture and λ, μ, σ² under that ν. ``hard`` gives all of a point to its likeliest component.
+
+    The new mixture may be written over the old one.
+    """
+    batch, components, dim = means.shape
+    anchor, scale, offset, log_norm = _prepare(weights, np.log(weights), means, variances, floor)
+    total = np.zeros((batch, stretches, components))
+    first, second = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
+    _em_stretches(x, hard, anchor, scale, offset, log_norm, resp, total, first, second)
+    for b in range(batch):
+        for k in range(components):
+            mass = 0.0
+            for t in range(stretches):
+                mass += total[b, t, k]
+            new_weights[b, k] = mass / resp.shape[1]
+            for d in range(dim):
+                shift, square = 0.0, 0.0
+                for t in range(stretches):
+                    shift += first[b, t, k, d]
+                    square += second[b, t, k, d]
+                if mass == 0:
+                    new_means[b, k, d] = new_variances[b, k, d] = 0
+                else:
+                    shift /= mass
+                    new_means[b, k, d] = anchor[b, d] + (shift - offset[b, k, d]) / scale[b, k, d]
+                    new_variances[b, k, d] = max(square / mass - shift * shift, 0.0) / (scale[b, k, d] * scale[b, k, d])
+
+
+# --------------------------------------------------------------------------------------------------------------- fit
+
+
+@_serial
+def _remaining_stretch(x: Any, b: int, index: Any, closest: Any, start: int, stop: int, out: Any) -> None:
+    """The squared distance of each point to its nearest seed, if x[index[c]] were one, into out (candidates, m)."""
+    for i in range(start, stop):
+        for c in range(out.shape[0]):
+            q = x.dtype.type(0)
+            for d in range(x.shape[3]):
+                z = x[b, i, 0, d] - x[b, index[c], 0, d]
+                q += z * z
+            out[c, i] = min(closest[i], q)
+
+
+@_parallel
+def _remaining_stretches(x: Any, b: int, index: Any, closest: Any, stretches: int, out: Any) -> None:
+    points = x.shape[1]
+    for item in prange(stretches):
+        t = np.int64(item)
+        _remaining_stretch(x, b, index, closest, points * t // stretches, points * (t + 1) // stretches, out)
+
+
+@_serial
+def _seed(x: Any, b: int, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
+    """Greedy k-means++, as ``reference_fit.seed``: x is (B, m, 1, D)."""
+    points, dim, components = x.shape[1], x.shape[3], centers.shape[1]
+    closest, index = np.full(points, np.inf), np.zeros(candidates, np.int64)
+    remaining = np.empty((candidates, points))
+    for k in range(components):
+        count = candidates if k else 1
+        for c in range(count):
+            u = uniforms[b, 1 + (k - 1) * candidates + c if k else 0]
+            index[c] = _draw(closest, u) if k else min(int(u * points), points - 1)
+        if stretches > 1:
+            _remaining_stretches(x, b, index, closest, stretches, remaining[:count])
+        else:
+            _remaining_stretch(x, b, index, closest, 0, points, remaining[:count])
+        best, least = 0, np.inf
+        for c in range(count):
+            inertia = remaining[c].sum()
+            if inertia < least:
+                best, least = c, inertia
+        for i in range(points):
+            closest[i] = remaining[best, i]
+        for d in range(dim):
+            centers[b, k, d] = x[b, index[best], 0, d]
+
+
+@_serial
+def _draw(closest: Any, u: float) -> int:
+    """The first point whose cumulative distance passes the share u of all; a point at distance 0 is never drawn."""
+    target, cumulative = u * closest.sum(), 0.0
+    for i in range(closest.shape[0]):
+        cumulative += closest[i]
+        if cumulative > target:
+            return i
+    return closest.shape[0] - 1
+
+
+@_parallel
+def _seed_mixtures(x: Any, uniforms: Any, candidates: int, centers: Any) -> None:
+    for b in prange(x.shape[0]):
+        _seed(x, np.int64(b), uniforms, candidates, 1, centers)
+
+
+@_parallel
+def gather(x: Any, index: Any, stretches: int, out: Any) -> None:
+    """The points with the given numbers into out (B, count, D)."""
+    batch, inner, count = x.shape[0], x.shape[2], index.shape[0]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        for j in range(count * t // stretches, count * (t + 1) // stretches):
+            o = index[j] // inner
+            i = index[j] - o * inner
+            for d in range(x.shape[3]):
+                out[b, j, d] = x[b, o, i, d]
+
+
+@_serial
+def _prune(weights: Any, means: Any, variances: Any, min_weight: float) -> None:
+    """As ``reference_fit.prune``, in place."""
+    for b in range(weights.shape[0]):
+        kept, threshold = 0.0, min(weights[b].max(), min_weight)
+        for k in range(weights.shape[1]):
+            if weights[b, k] >= threshold:
+                kept += weights[b, k]
+            else:
+                weights[b, k] = 0
+                means[b, k] = 0
+                variances[b, k] = 0
+        for k in range(weights.shape[1]):
+            weights[b, k] /= kept
+
+
+@_serial
+def fit(
+    x: Any, uniforms: Any, candidates: int, lloyd_iters: int, em_iters: int, min_variance: float, min_weight: float,
+    floor: float, stretches: int, weights: Any, means: Any, variances: Any,
+) -> None:  # fmt: skip
+    """k-means++, Lloyd's iterations and EM on points (B, m, 1, D), into weights (B, K), means and variances (B, K, D)."""
+    batch, components, dim = means.shape
+    centers, ones, flat = means.copy(), np.ones_like(means), np.ones_like(weights)
+    if stretches == 1:  # enough mixtures for all cores
+        _seed_mixtures(x, uniforms, candidates, centers)
+    else:
+        for b in range(batch):
+            _seed(x, b, uniforms, candidates, stretches, centers)
+    resp = np.empty((batch, x.shape[1], components), x.dtype)
+    for step in range(lloyd_iters + 1):
+        em_step(x, True, flat, centers, ones, floor, stretches, resp, weights, means, variances)
+        if step < lloyd_iters:
+            for b in range(batch):
+                for k in range(components):
+                    if weights[b, k] > 0:  # an empty cluster stays where it is
+                        for d in range(dim):
+                            centers[b, k, d] = means[b, k, d]
+    variances[:] = np.maximum(variances, min_variance)
+    em(x, em_iters, min_variance, min_weight, floor, stretches, weights, means, variances)
+
+
+@_serial
+def em(
+    x: Any, iterations: int, min_variance: float, min_weight: float, floor: float, stretches: int, weights: Any, means: Any,
+    variances: Any,
+) -> None:  # fmt: skip
+    """EM steps on points (B, m, 1, D), over the mixture that is given, and then the small components are dropped."""
+    resp = np.empty((x.shape[0], x.shape[1], weights.shape[1]), x.dtype)
+    for _ in range(iterations):
+        em_step(x, False, weights, means, variances, floor, stretches, resp, weights, means, variances)
+        variances[:] = np.maximum(variances, min_variance)
+    _prune(weights, means, variances, min_weight)
+
+
+# --------------------------------------------------------------------------------------------------------- transform
+
+
+@_serial
+def _act(z: Any, activation: int) -> Any:
+    if activation == RELU:
+        return z if z > 0 else 0 * z
+    if activation == LEAKY_RELU:
+        return z if z > 0 else 0.01 * z
+    if activation == SILU:
+        return z / (1 + math.exp(-z))
+    return 0.5 * z * (1 + math.erf(z * 0.7071067811865476))
+
+
+@_serial
+def _act_slope(z: Any, activation: int) -> float:
+    if activation == RELU:
+        return 1.0 if z > 0 else 0.0
+    if activation == LEAKY_RELU:
+        return 1.0 if z > 0 else 0.01
+    if activation == SILU:
+        sigmoid = 1 / (1 + math.exp(-z))
+        return sigmoid * (1 + z * (1 - sigmoid))
+    return 0.5 * (1 + math.erf(z * 0.7071067811865476)) + z * math.exp(-0.5 * z * z) * 0.3989422804014327
+
+
+@_serial
+def _affine(
+    factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool, activation: int
+) -> Any:
+    """x̂_k with γ and β folded in, as (x - anchor) · scale_k + offset_k, and the shift behind the sum.
+
+    The anchor is the plain mean of the components in use. gamma and beta are empty where there are none. scale and offset
+    have rows by threes.
+    """
+    batch, components, dim = means.shape
+    rows = (components + 2) // 3 * 3
+    anchor, shift = np.zeros((batch, dim), means.dtype), np.zeros(dim, means.dtype)
+    scale, offset = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
+    for b in range(batch):
+        used = 0
+        for k in range(components):
+            if factor[b, k] != 0:
+                used += 1
+                for d in range(dim):
+                    anchor[b, d] += means[b, k, d]
+        for d in range(dim):
+            anchor[b, d] /= used
+            weight = gamma[d] if gamma.size else means.dtype.type(1)
+            bias = beta[d] if beta.size else means.dtype.type(0)
+            for k in range(components):
+                centred = means[b, k, d] - anchor[b, d]
+                if in_statistics:
+                    scale[b, k, d] = 1 / math.sqrt(max(weight, means.dtype.type(0)) * variances[b, k, d] + eps)
+                    offset[b, k, d] = -(centred + bias) * scale[b, k, d]
+                else:
+                    scale[b, k, d] = weight / math.sqrt(variances[b, k, d] + eps)
+                    offset[b, k, d] = -centred * scale[b, k, d]
+                    if activation != NONE:
+                        offset[b, k, d] += bias
+            if not in_statistics and activation == NONE:
+                shift[d] = bias
+    return anchor, scale, offset, shift
+
+
+@_serial
+def _mix_stretch(
+    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, shift: Any,
+    activation: int, y: Any,
+) -> None:  # fmt: skip
+    components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
+    w = np.zeros(scale.shape[1], scale.dtype)
+    for point in range(start, stop):
+        o = point // inner
+        i = point - o * inner
+        for k in range(components):
+            w[k] = resp[b, point, k] * factor[b, k]
+        if activation != NONE:
+            for d in range(dim):
+                y[b, o, i, d] = 0
+            for k in range(components):
+                if w[k] != 0:
+                    for d in range(dim):
+                        z = (x[b, o, i, d] - anchor[b, d]) * scale[b, k, d] + offset[b, k, d]
+                        y[b, o, i, d] += w[k] * _act(z, activation)
+            continue
+        for k in range(0, components, 3):
+            w0, w1, w2 = w[k], w[k + 1], w[k + 2]
+            if k and w0 == 0 and w1 == 0 and w2 == 0:
+                continue
+            for d in range(dim):
+                of_x = w0 * scale[b, k, d] + w1 * scale[b, k + 1, d] + w2 * scale[b, k + 2, d]
+                of_1 = w0 * offset[b, k, d] + w1 * offset[b, k + 1, d] + w2 * offset[b, k + 2, d]
+                before = y[b, o, i, d] if k else shift[d]
+                y[b, o, i, d] = before + ((x[b, o, i, d] - anchor[b, d]) * of_x + of_1)
+
+
+@_parallel
+def _mix_stretches(
+    x: Any, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, shift: Any, activation: int, stretches: int, y: Any
+) -> None:
+    batch, points = resp.shape[0], resp.shape[1]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        start, stop = points * t // stretches, points * (t + 1) // stretches
+        _mix_stretch(x, b, start, stop, resp, factor, anchor, scale, offset, shift, activation, y)
+
+
+@_serial
+def inverse_sqrt(weights: Any) -> Any:
+    """1/√λ, and 0 for a component that is not in use."""
+    result = np.zeros_like(weights)
+    for b in range(weights.shape[0]):
+        for k in range(weights.shape[1]):
+            if weights[b, k] != 0:
+                result[b, k] = 1 / math.sqrt(weights[b, k])
+    return result
+
+
+@_serial
+def mix(
+    x: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool,
+    activation: int, stretches: int, y: Any,
+) -> None:  # fmt: skip
+    """y = Σ_k resp_k · factor_k · act(x̂_k) with γ and β; resp is (B, m, K), factor (B, K), gamma and beta (D,) or empty."""
+    anchor, scale, offset, shift = _affine(factor, means, variances, gamma, beta, eps, in_statistics, activation)
+    _mix_stretches(x, resp, factor, anchor, scale, offset, shift, activation, stretches, y)
+
+
+# ---------------------------------------------------------------------------------------------------------- gradient
+
+
+@_serial
+def _sums_stretch(
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any,
+    activation: int, grad_scale: Any, grad_offset: Any, grad_shift: Any,
+) -> None:  # fmt: skip
+    components, dim = factor.shape[1], x.shape[3]
+    tile, up = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
+    origin, w = np.zeros_like(anchor), np.zeros(4, scale.dtype)
+    s, o = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
+    plain = np.zeros(dim, scale.dtype)
+    for base in range(start, stop, FLUSH):
+        for i in range(base, min(base + FLUSH, stop), 4):
+            count = _load(x, b, i, stop, anchor, tile)
+            _load(g, b, i, stop, origin, up)
+            for p in range(count, 4):
+                for d in range(dim):
+                    up[p, d] = 0
+            for d in range(dim):
+                plain[d] += (up[0, d] + up[1, d]) + (up[2, d] + up[3, d])
+            for k in range(components):
+                for p in range(4):
+                    w[p] = resp[b, i + p, k] * factor[b, k] if p < count else 0
+                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+                if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
+                    continue
+                if activation == NONE:
+                    for d in range(dim):
+                        g0, g1, g2, g3 = w0 * up[0, d], w1 * up[1, d], w2 * up[2, d], w3 * up[3, d]
+                        o[k, d] += (g0 + g1) + (g2 + g3)
+                        s[k, d] += (g0 * tile[0, d] + g1 * tile[1, d]) + (g2 * tile[2, d] + g3 * tile[3, d])
+                else:
+                    for p in range(count):
+                        for d in range(dim):
+                            z = tile[p, d] * scale[b, k, d] + offset[b, k, d]
+                            through = w[p] * up[p, d] * _act_slope(z, activation)
+                            o[k, d] += through
+                            s[k, d] += through * tile[p, d]
+        for d in range(dim):
+            grad_shift[d] += plain[d]
+            plain[d] = 0
+        for k in range(components):
+            for d in range(dim):
+                grad_scale[k, d] += s[k, d]
+                grad_offset[k, d] += o[k, d]
+                s[k, d] = o[k, d] = 0
+
+
+@_parallel
+def _sums_stretches(
+    x: Any, g: Any, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, activation: int, grad_scale: Any,
+    grad_offset: Any, grad_shift: Any,
+) -> None:  # fmt: skip
+    batch, points, stretches = resp.shape[0], resp.shape[1], grad_scale.shape[1]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        _sums_stretch(
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, anchor, scale, offset, activation,
+            grad_scale[b, t], grad_offset[b, t], grad_shift[b, t],
+        )  # fmt: skip
+
+
+@_serial
+def _points_stretch(
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, slope: Any,
+    intercept: Any, activation: int, grad: Any,
+) -> None:  # fmt: skip
+    """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - anchor) · slope_k + intercept_k)."""
+    components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
+    w = np.zeros(scale.shape[1], scale.dtype)
+    for point in range(start, stop):
+        o = point // inner
+        i = point - o * inner
+        for k in range(components):
+            w[k] = resp[b, point, k] * factor[b, k]
+        if activation != NONE:
+            for d in range(dim):
+                grad[b, o, i, d] = 0
+            for k in range(components):
+                if w[k] != 0:
+                    for d in range(dim):
+                        v = x[b, o, i, d] - anchor[b, d]
+                        through = (
+                            g[b, o, i, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + offset[b, k, d], activation)
+                        )
+                        grad[b, o, i, d] += w[k] * (through + (v * slope[b, k, d] + intercept[b, k, d]))
+            continue
+        for k in range(0, components, 3):
+            w0, w1, w2 = w[k], w[k + 1], w[k + 2]
+            if k and w0 == 0 and w1 == 0 and w2 == 0:
+                continue
+            for d in range(dim):
+                of_g = w0 * scale[b, k, d] + w1 * scale[b, k + 1, d] + w2 * scale[b, k + 2, d]
+                of_x = w0 * slope[b, k, d] + w1 * slope[b, k + 1, d] + w2 * slope[b, k + 2, d]
+                of_1 = w0 * intercept[b, k, d] + w1 * intercept[b, k + 1, d] + w2 * intercept[b, k + 2, d]
+                before = grad[b, o, i, d] if k else scale.dtype.type(0)
+                grad[b, o, i, d] = before + (g[b, o, i, d] * of_g + ((x[b, o, i, d] - anchor[b, d]) * of_x + of_1))
+
+
+@_parallel
+def _points_stretches(
+    x: Any, g: Any, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, slope: Any, intercept: Any,
+    activation: int, stretches: int, grad: Any,
+) -> None:  # fmt: skip
+    batch, points = resp.shape[0], resp.shape[1]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        _points_stretch(
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, anchor, scale, offset, slope,
+            intercept, activation, grad,
+        )  # fmt: skip
+
+
+@_serial
+def _chain(
+    means: Any, variances: Any, anchor: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool, activation: int,
+    grad_scale: Any, grad_offset: Any, grad_shift: Any, grad_means: Any, grad_variances: Any, grad_gamma: Any,
+    grad_beta: Any,
+) -> None:  # fmt: skip
+    """The gradients of μ, σ², γ and β from those of scale, offset and shift: the derivative of ``_affine``."""
+    batch, components, dim = means.shape
+    stretches = grad_scale.shape[1]
+    for d in range(dim):
+        weight, bias = (gamma[d] if gamma.size else 1.0), (beta[d] if beta.size else 0.0)
+        to_gamma, to_beta = 0.0, 0.0
+        for b in range(batch):
+            for k in range(components):
+                of_scale, of_offset = 0.0, 0.0
+                for t in range(stretches):
+                    of_scale += grad_scale[b, t, k, d]
+                    of_offset += grad_offset[b, t, k, d]
+                centred, variance = means[b, k, d] - anchor[b, d], variances[b, k, d]
+                if in_statistics:
+                    positive = max(weight, 0.0)
+                    root = 1 / math.sqrt(positive * variance + eps)
+                    of_square = -0.5 * root * root * root * (of_scale - (centred + bias) * of_offset)
+                    grad_means[b, k, d] = -root * of_offset
+                    grad_variances[b, k, d] = positive * of_square
+                    to_gamma += variance * of_square if weight >= 0 else 0.0
+                    to_beta -= root * of_offset
+                else:
+                    root = 1 / math.sqrt(variance + eps)
+                    of_root = of_scale - centred * of_offset
+                    grad_means[b, k, d] = -weight * root * of_offset
+                    grad_variances[b, k, d] = -0.5 * weight * root * root * root * of_root
+                    to_gamma += root * of_root
+                    to_beta += of_offset if activation != NONE else 0.0
+            if not in_statistics and activation == NONE:
+                for t in range(stretches):
+                    to_beta += grad_shift[b, t, d]
+        if gamma.size:
+            grad_gamma[d] = to_gamma
+        if beta.size:
+            grad_beta[d] = to_beta
+
+
+@_serial
+def gradient(
+    x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
+    in_statistics: bool, activation: int, of_batch: bool, stretches: int, grad_gamma: Any, grad_beta: Any, grad: Any,
+) -> None:  # fmt: skip
+    """The gradient of ``mix``. ``of_batch``: μ and σ² are the statistics of x under resp, with factor_k = 1/√λ_k."""
+    batch, components, dim = means.shape
+    anchor, scale, offset, _ = _affine(factor, means, variances, gamma, beta, eps, in_statistics, activation)
+    grad_scale, grad_offset = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
+    grad_shift = np.zeros((batch, stretches, dim))
+    _sums_stretches(x, g, resp, factor, anchor, scale, offset, activation, grad_scale, grad_offset, grad_shift)
+    grad_means, grad_variances = np.empty((batch, components, dim)), np.empty((batch, components, dim))
+    _chain(
+        means, variances, anchor, gamma, beta, eps, in_statistics, activation, grad_scale, grad_offset, grad_shift,
+        grad_means, grad_variances, grad_gamma, grad_beta,
+    )  # fmt: skip
+    slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
+    if of_batch:
+        for b in range(batch):
+            for k in range(components):
+                # x enters μ_k and σ²_k with ν̂_k = w_k / (√λ_k m):  ∂μ_k = ν̂_k,  ∂σ²_k = 2 ν̂_k (x - μ_k).
+                share = factor[b, k] / resp.shape[1]
+                for d in range(dim):
+                    twice = 2 * grad_variances[b, k, d] * share
+                    slope[b, k, d] = twice
+                    intercept[b, k, d] = grad_means[b, k, d] * share - twice * (means[b, k, d] - anchor[b, d])
+    if grad.size:
+        _points_stretches(x, g, resp, factor, anchor, scale, offset, slope, intercept, activation, stretches, grad)
+
+
+# --------------------------------------------------------------------------------------------------------- inference
+
+
+@_serial
+def _log_joint_stretch(
+    x: Any, b: int, start: int, stop: int, anchor: Any, scale: Any, offset: Any, log_norm: Any, out: Any
+) -> None:
+    tile = np.zeros((4, x.shape[3]), scale.dtype)
+    for i in range(start, stop, 4):
+        count = _load(x, b, i, stop, anchor, tile)
+        _log_joint(tile, count, log_norm, offset, scale, b, out, i)
+
+
+@_parallel
+def _log_joint_stretches(x: Any, anchor: Any, scale: Any, offset: Any, log_norm: Any, stretches: int, out: Any) -> None:
+    batch, points = out.shape[0], out.shape[1]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        start, stop = points * t // stretches, points * (t + 1) // stretches
+        _log_joint_stretch(x, b, start, stop, anchor, scale, offset, log_norm, out[b])
+
+
+@_serial
+def log_joint(
+    x: Any, weights: Any, log_weights: Any, means: Any, variances: Any, floor: float, stretches: int, out: Any
+) -> None:
+    """log_weights_k + log p_k(x_i) but for a constant, into out (B, m, K); ``weights`` says which components matter."""
+    anchor, scale, offset, log_norm = _prepare(weights, log_weights, means, variances, floor)
+    _log_joint_stretches(x, anchor, scale, offset, log_norm, stretches, out)
