@@ -261,7 +261,8 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
         new._parameters[name] = old._parameters[name]
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
-    for hook in new._load_state_dict_pre_hooks.values():
+    hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()
+    for hook in hooks:
         if getattr(hook, "with_module", False):  # it holds a weak reference to its module
             hook.module = weakref.ref(new)
     new.training = old.training
@@ -274,7 +275,7 @@ def _is_new(norm: Any) -> bool:
 
 def _overall_statistics(layer: Any) -> tuple[Tensor, Tensor]:
     """The mean and variance (C,) of all the history's mixtures taken together, weighted by τ."""
-    weights, tau = layer._slot_weights()
+    weights, tau = layer.slot_weights()
     share = (weights * tau.unsqueeze(-1)).unsqueeze(-1)
     mean = (share * layer.history_means).sum((-3, -2), keepdim=True)
     var = (share * (layer.history_vars + (layer.history_means - mean).square())).sum((-3, -2))

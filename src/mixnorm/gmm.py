@@ -6,6 +6,7 @@ Shapes: ``x`` is (..., m, D); ``weights`` (..., K); ``means`` and ``variances`` 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,7 +147,7 @@ def fit_sample(
     backend: str,
 ) -> ops.Statistics:
     """The fit itself, on a sample (B, m, D) of at least fp32: λ (B, K), μ and σ² (B, K, D)."""
-    options = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
+    options: dict[str, Any] = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
     if init is None:
         uniforms = _seed_uniforms(sample, num_components, generator)
         lloyd_iters = em_iters // 2
@@ -199,11 +200,10 @@ def _flat_mixture(init: GaussianMixture, lead: torch.Size, num_components: int, 
     shape = (*lead, num_components, points.shape[-1])
     if init.means.shape != shape:
         raise ValueError(f"init has means of shape {tuple(init.means.shape)}, but these points need {tuple(shape)}")
-    to = {"dtype": points.dtype, "device": points.device}
     return (
-        init.weights.to(**to).reshape(-1, num_components),
-        init.means.to(**to).reshape(-1, *shape[-2:]),
-        init.variances.to(**to).reshape(-1, *shape[-2:]),
+        init.weights.to(points).reshape(-1, num_components),
+        init.means.to(points).reshape(-1, *shape[-2:]),
+        init.variances.to(points).reshape(-1, *shape[-2:]),
     )
 
 

@@ -151,10 +151,12 @@ def _mix_by_products(
     The sum over k is then a slope and an intercept for each element, which are matrix products.
     """
     batch, outer, inner, dim = points.shape
-    gamma, beta = 1.0 if weight is None else weight, 0.0 if bias is None else bias
+    gamma: Tensor | float = 1.0 if weight is None else weight
+    beta: Tensor | float = 0.0 if bias is None else bias
+    shift: Tensor | float = 0.0
     if affine_mode == "statistics":
         scale = ((variances if weight is None else weight.clamp_min(0) * variances) + eps).rsqrt()
-        offset, shift = -(means + beta) * scale, 0.0
+        offset = -(means + beta) * scale
     else:
         scale = (variances + eps).rsqrt() * gamma
         offset, shift = -means * scale, beta
@@ -252,6 +254,6 @@ def _call(kernel: Any, points: Tensor, *arguments: Any) -> None:
 
 def _stretches(batch: int, count: int) -> int:
     """Into how many stretches the points of each mixture are cut, so that every core has work."""
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
     numba.set_num_threads(threads)
     return min(count, -(-threads // batch))

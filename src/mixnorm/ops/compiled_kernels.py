@@ -6,6 +6,8 @@ added up in fp64, so that their error does not grow with the batch. The inner lo
 ("rows by threes", padded with zeros), at a time: with one, most of the work would be loading and storing. Where their
 weights are all 0, as most responsibilities are, they are skipped. Elements are indexed one by one, because a view costs as
 much as a short row.
+
+All of it is in one file, because numba's cache notices changes to a function's own file only.
 """
 
 from __future__ import annotations

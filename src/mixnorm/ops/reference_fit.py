@@ -78,8 +78,8 @@ def fit(
     else:
         resp = lloyd(x, seed(x, num_components, uniforms), lloyd_iters)
     weights, means, variances = reference.moments(x, resp)
-    options = {"iterations": em_iters, "min_variance": min_variance, "min_weight": min_weight}
-    return em(x, weights, means, variances.clamp_min(min_variance), **options)
+    variances = variances.clamp_min(min_variance)
+    return em(x, weights, means, variances, iterations=em_iters, min_variance=min_variance, min_weight=min_weight)
 
 
 def em(

@@ -1,0 +1,228 @@
+"""The state of a mixture norm: the mixtures of the last T training batches, and what evaluation makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixnorm import gmm
+from mixnorm.gmm import GaussianMixture
+from mixnorm.ops import backend as ops
+from mixnorm.ops.reference import MIN_VARIANCE
+from mixnorm.populations import WITH_HISTORY
+
+
+class MixtureHistory(nn.Module):
+    """A queue of T mixtures, the newest last: λ (T, K), μ and σ² (T, K, C); for "channel" with a leading C and D = 1.
+
+    A slot that was never filled has λ = 0, and counts for nothing.
+    """
+
+    # 1: the history of the last T mixtures. A state dict without a version that has running_mean is a batch norm's.
+    _version = 1
+
+    num_features: int
+    num_components: int
+    eps: float
+    momentum: float | None
+    track_running_stats: bool
+    em_iters: int
+    min_weight: float
+    history: int
+    inference: str
+    population: str
+    backend: str
+    # The history: None where none is kept, and then never looked at.
+    history_weights: Tensor
+    history_means: Tensor
+    history_vars: Tensor
+    num_batches_tracked: Tensor
+    history_samples: Tensor | None
+
+    def _create_history(self, device: Any, dtype: Any) -> None:
+        # What is not in the state dict: it can be found again from the buffers or the next batch.
+        self._batches_seen = 0
+        self._last_mixture: GaussianMixture | None = None
+        self._warm_starts: dict[int, ops.Statistics | None] = {}
+        self._pooled: GaussianMixture | None = None
+
+        lead, dim = ((self.num_features,), 1) if self.population == "channel" else ((), self.num_features)
+        shape = (*lead, self.history, self.num_components)
+        keep = self.keeps_history
+        self.register_buffer("history_weights", torch.empty(shape, device=device, dtype=dtype) if keep else None)
+        self.register_buffer("history_means", torch.empty(*shape, dim, device=device, dtype=dtype) if keep else None)
+        self.register_buffer("history_vars", torch.empty(*shape, dim, device=device, dtype=dtype) if keep else None)
+        self.register_buffer("history_samples", None)  # of inference="pooled", once a batch has told their number
+        count = torch.tensor(0, dtype=torch.long, device=device) if keep else None
+        self.register_buffer("num_batches_tracked", count)
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether evaluation uses the history of the last T batches, and not the batch at hand."""
+        return self.track_running_stats and self.population in WITH_HISTORY
+
+    @property
+    def mixture(self) -> GaussianMixture | None:
+        """The mixture of the last training batch; ``None`` before the first. For "batch", (K,), (K, C) and (K, C)."""
+        if not self.keeps_history:
+            return self._last_mixture
+        if self._batches_seen == 0:
+            return None
+        return GaussianMixture(
+            self.history_weights[..., -1, :].clone(),
+            self.history_means[..., -1, :, :].clone(),
+            self.history_vars[..., -1, :, :].clone(),
+        )
+
+    def effective_components(self) -> int | Tensor:
+        """How many components the last training batch used; a tensor where there are several mixtures."""
+        mixture = self.mixture
+        if mixture is None:
+            return 0
+        counts = mixture.effective_components()
+        return int(counts) if counts.dim() == 0 else counts
+
+    def reset_running_stats(self) -> None:
+        """Empties the history."""
+        self._batches_seen = 0
+        self._forget()
+        self.history_samples = None
+        if self.keeps_history:
+            self.history_weights.zero_()
+            self.history_means.zero_()
+            self.history_vars.fill_(1)
+            self.num_batches_tracked.zero_()
+
+    def _forget(self) -> None:
+        """Drops what is not in the state dict."""
+        self._last_mixture = self._pooled = None
+        self._warm_starts = {}
+
+    def remember(self, statistics: ops.Statistics, sample: Tensor) -> None:
+        """Appends this batch's mixture to the history, unless it is not finite."""
+        if self.population == "batch":
+            statistics, sample = tuple(s.squeeze(0) for s in statistics), sample.squeeze(0)  # type: ignore[assignment]
+        if not self.keeps_history:
+            self._batches_seen += 1
+            self._last_mixture = GaussianMixture(*statistics)
+            return
+        newest = [s.to(self.history_weights.dtype) for s in statistics]
+        finite = (newest[0].sum() + newest[1].sum() + newest[2].sum()).isfinite()
+        on_host = finite.device.type == "cpu" and not torch.compiler.is_compiling()
+        if on_host and not finite:
+            return
+        self._batches_seen += 1
+        self._pooled = None
+        queues = [self.history_weights, self.history_means, self.history_vars]
+        axis = self.history_weights.dim() - 2
+        if self.inference == "pooled":
+            queues.append(self._sample_queue(sample, axis))
+            rows = torch.arange(queues[-1].shape[-2], device=sample.device) % sample.shape[-2]
+            newest.append(sample[..., rows, :].to(queues[-1].dtype))
+        for queue, value in zip(queues, newest, strict=True):
+            shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), value.unsqueeze(axis)), axis)
+            queue.copy_(shifted if on_host else torch.where(finite, shifted, queue))
+        self.num_batches_tracked.add_(finite)
+
+    def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
+        """The kept samples of the last T batches, NaN where a slot is empty; the first batch says how many points."""
+        if self.history_samples is None:
+            shape = (*sample.shape[:axis], self.history, *sample.shape[axis:])
+            with torch.inference_mode(False):
+                self.history_samples = torch.full(shape, torch.nan, dtype=sample.dtype, device=sample.device)
+        return self.history_samples
+
+    def slot_weights(self) -> tuple[Tensor, Tensor]:
+        """The history's λ (..., T, K) and τ (..., T), Eq. (decay_factor), over the slots that are filled."""
+        filled = self.history_weights.sum(-1) > 0
+        # A layer that has seen nothing behaves as a new batch norm: mean 0 and variance 1.
+        unused = ~filled.any(-1, keepdim=True)
+        newest = torch.zeros_like(filled[..., :1, None].expand_as(self.history_weights))
+        newest[..., -1, 0] = unused.squeeze(-1)
+        weights = torch.where(newest, 1.0, self.history_weights)
+        age = torch.arange(self.history - 1, -1, -1, device=weights.device, dtype=weights.dtype)
+        decay = torch.ones_like(age) if self.momentum is None else (1 - self.momentum) ** age
+        tau = torch.where(weights.sum(-1) > 0, decay, 0.0)
+        return weights, tau / tau.sum(-1, keepdim=True)
+
+    def pooled_mixture(self) -> GaussianMixture | None:
+        """One mixture of the kept samples of the last T batches, fitted once; ``None`` where none are kept."""
+        if self._pooled is None and self.history_samples is not None:
+            axis = self.history_weights.dim() - 2
+            filled = self.history_samples.isfinite().movedim(axis, 0).flatten(1).all(1).nonzero().squeeze(1)
+            if filled.numel() == 0:
+                return None
+            pool = self.history_samples.index_select(axis, filled).flatten(axis, axis + 1)
+            self._pooled = gmm.fit_mixture(
+                pool,
+                self.num_components,
+                em_iters=self.em_iters,
+                min_weight=self.min_weight,
+                min_variance=max(self.eps, MIN_VARIANCE),
+                generator=fixed_generator(pool.device),
+                backend=self.backend,
+            )
+        return self._pooled
+
+    def _apply(self, *args: Any, **kwargs: Any) -> MixtureHistory:
+        self._forget()
+        return super()._apply(*args, **kwargs)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        if prefix + "running_mean" in state_dict:
+            self._translate_batch_norm(state_dict, prefix, error_msgs)
+        if self.keeps_history:
+            # The samples come and go with the state dict: their number is not known before.
+            samples = state_dict.get(prefix + "history_samples")
+            empty = None if samples is None else torch.empty_like(samples, device=self.history_weights.device)
+            self.history_samples = empty if self.inference == "pooled" else None
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        self._forget()
+        if self.keeps_history and not self.num_batches_tracked.is_meta:
+            self._batches_seen = int(self.num_batches_tracked)
+
+    def _translate_batch_norm(self, state_dict: dict[str, Any], prefix: str, error_msgs: list[str]) -> None:
+        """Replaces a batch norm's entries by the history that gives its evaluation output."""
+        mean, var = (state_dict.pop(prefix + name) for name in ("running_mean", "running_var"))
+        if not self.keeps_history:
+            state_dict.pop(prefix + "num_batches_tracked", None)
+            return
+        # Batch norms of PyTorch before 0.4.1 did not count their batches.
+        state_dict.setdefault(prefix + "num_batches_tracked", torch.zeros_like(self.num_batches_tracked))
+        if mean.shape != (self.num_features,):
+            error_msgs.append(
+                f"size mismatch for {prefix}running_mean: copying a param with shape {tuple(mean.shape)} from checkpoint, "
+                f"the shape in current model is {(self.num_features,)}."
+            )
+            mean, var = (torch.zeros(self.num_features), torch.ones(self.num_features))
+        for name, value in self.history_of(mean, var).items():
+            state_dict[prefix + name] = value
+
+    def history_of(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
+        """The history buffers that make evaluation equal to batch norm's with these running statistics (C,)."""
+        buffers = {
+            "history_weights": torch.zeros_like(self.history_weights, device=mean.device),
+            "history_means": torch.zeros_like(self.history_means, device=mean.device),
+            "history_vars": torch.ones_like(self.history_vars, device=mean.device),
+        }
+        shape = (-1, 1) if self.population == "channel" else (-1,)
+        buffers["history_weights"][..., -1, 0] = 1
+        buffers["history_means"][..., -1, 0, :] = mean.view(shape)
+        buffers["history_vars"][..., -1, 0, :] = var.view(shape)
+        return buffers
+
+
+def fixed_generator(device: torch.device) -> torch.Generator | None:
+    """The same random numbers every time, for evaluation."""
+    return None if device.type == "meta" else torch.Generator(device).manual_seed(0)
