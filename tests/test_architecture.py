@@ -1,0 +1,90 @@
+"""Which module may import which: every file stands on those above it, and optional packages load where they are used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mixnorm
+
+ROOT = Path(mixnorm.__file__).parent
+ORDER = [
+    "ops.reference",
+    "ops.reference_fit",
+    "ops.compiled_kernels",
+    "ops.compiled",
+    "ops.backend",
+    "gmm",
+    "populations",
+    "fisher",
+    "functional",
+    "history",
+    "layers",
+    "convert",
+    "demo",
+    "__init__",
+]
+FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
+MODULES = sorted(FILES.keys() - {"ops.__init__"})
+
+
+def imports(module):
+    """(name, whether at the top level of the file) of everything that a module imports, with full names."""
+    tree = ast.parse(FILES[module].read_text())
+    lazy = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for node in ast.walk(function)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found += [(name, id(node) not in lazy) for name in names]
+    return found
+
+
+def own_imports(module):
+    """The modules of this package that a module imports; ``from mixnorm.gmm import X`` is an import of ``gmm``."""
+    for name, at_top in imports(module):
+        if name.split(".")[0] == "mixnorm":
+            inside = name.removeprefix("mixnorm").removeprefix(".")
+            target = next((m for m in (inside, inside.rpartition(".")[0]) if m in FILES), "__init__")
+            yield target, at_top
+
+
+def test_every_module_has_a_place():
+    assert set(MODULES) == set(ORDER)
+    assert not imports("ops.__init__")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_imports_upward(module):
+    above = ORDER[: ORDER.index(module)]
+    assert {target for target, _ in own_imports(module)} <= set(above)
+
+
+def test_only_the_backend_imports_the_compiled_loops_and_only_when_they_run():
+    users = {(module, at_top) for module in MODULES for target, at_top in own_imports(module) if target == "ops.compiled"}
+    assert users == {("ops.backend", False)}
+
+
+@pytest.mark.parametrize(
+    ("package", "where"), [("numba", {"ops.compiled", "ops.compiled_kernels"}), ("matplotlib", {"demo"}), ("sklearn", set())]
+)
+def test_optional_packages_are_imported_in_few_places(package, where):
+    assert {module for module in MODULES for name, _ in imports(module) if name.split(".")[0] == package} <= where
+
+
+def test_import_loads_no_optional_package():
+    code = "import sys, mixnorm; print([n for n in ('numba', 'matplotlib', 'sklearn', 'transformers') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,134 @@
+"""The compiled loops against the reference, in every layout and at every size where their tiles are not full."""
+
+import threading
+
+import pytest
+import torch
+
+from mixnorm import MixtureNorm2d
+from mixnorm.functional import mixture_inference, mixture_normalize
+from mixnorm.gmm import GaussianMixture, fit_mixture
+
+pytest.importorskip("numba", reason="numba is not installed, so that backend='auto' is the reference")
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "sliced": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "expanded": lambda x: x[:1].expand_as(x),
+}
+
+
+def rand(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def soft(*shape, seed=1):
+    return torch.softmax(3 * rand(*shape, seed=seed), -1)
+
+
+def both(function):
+    """The function's result from the compiled loops and from the reference."""
+    return function("auto"), function("reference")
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-8, equal_nan=True)
+
+
+def with_gradients(function, *tensors, upstream):
+    """The output and the gradient of each tensor that is not ``None``."""
+    leaves = [t if t is None else t.detach().requires_grad_() for t in tensors]
+    y = function(*leaves)
+    return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], upstream)]
+
+
+@pytest.mark.parametrize("affine_mode", ["output", "statistics"])
+@pytest.mark.parametrize("activation", [None, "relu", "leaky_relu", "silu", "gelu"])
+@pytest.mark.parametrize(("m", "dim", "k"), [(2, 1, 1), (5, 3, 2), (67, 5, 4), (130, 70, 17)])
+def test_normalize(m, dim, k, activation, affine_mode):
+    x, resp, gamma, beta = rand(2, m, dim), soft(2, m, k), rand(dim, seed=2), rand(dim, seed=3)
+    resp[..., 0] *= resp[..., 0] > 0.5  # exact zeros
+    close(
+        *both(
+            lambda backend: with_gradients(
+                lambda x, w, b: mixture_normalize(x, resp, 1e-5, w, b, activation, affine_mode=affine_mode, backend=backend),
+                *(x, gamma, beta),
+                upstream=rand(2, m, dim, seed=4),
+            )
+        )
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_of_points_and_of_upstream_gradients(layout):
+    x, upstream, resp = LAYOUTS[layout](rand(3, 21, 5)), LAYOUTS[layout](rand(3, 21, 5, seed=4)), soft(3, 21, 4)
+    close(*both(lambda b: with_gradients(lambda x: mixture_normalize(x, resp, backend=b), x, upstream=upstream)))
+
+
+@pytest.mark.parametrize("mode", ["ensemble", "mixture", "paper"])
+@pytest.mark.parametrize(("t", "k"), [(1, 1), (2, 3), (10, 3)])
+def test_inference(t, k, mode):
+    x, weights, means, variances = rand(2, 35, 6), soft(2, t, k), rand(2, t, k, 6, seed=2), rand(2, t, k, 6, seed=3).square()
+    tau, gamma, beta = soft(t), rand(6, seed=5), rand(6, seed=6)
+
+    def run(backend):
+        def transform(x, w, b):
+            return mixture_inference(x, weights, means, variances, tau, mode=mode, weight=w, bias=b, backend=backend)
+
+        return [*with_gradients(transform, x, gamma, beta, upstream=rand(2, 35, 6, seed=4)), transform(x, gamma, beta)]
+
+    close(*both(run))
+
+
+@pytest.mark.parametrize("seeded", [True, False], ids=["k-means++", "init"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_fit(threads, seeded):
+    x = rand(3, 203, 5) + 4 * torch.arange(203).remainder(3).unsqueeze(-1)
+    init = None if seeded else GaussianMixture(soft(3, 4), rand(3, 4, 5, seed=2) + 4, torch.ones(3, 4, 5, dtype=x.dtype))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found, expected = both(
+            lambda b: fit_mixture(x, 4, em_iters=4, init=init, generator=torch.Generator().manual_seed(0), backend=b)
+        )
+    finally:
+        torch.set_num_threads(before)
+    close([found.weights, found.means, found.variances], [expected.weights, expected.means, expected.variances])
+
+
+def test_a_nan_stays_in_the_outputs_that_the_reference_gives_it_to():
+    x = rand(2, 20, 3)
+    x[0, 4, 1] = torch.nan
+    close(*both(lambda backend: mixture_normalize(x, soft(2, 20, 3), backend=backend)))
+
+
+def test_second_derivatives():
+    x, resp = rand(9, 2).requires_grad_(), soft(9, 2)
+    assert torch.autograd.gradgradcheck(lambda x: mixture_normalize(x, resp), x)
+
+
+def test_two_threads_at_once():
+    x, resp = rand(4, 300, 8), soft(4, 300, 3)
+    expected, found = mixture_normalize(x, resp), [None, None]
+
+    def work(i):
+        found[i] = [mixture_normalize(x, resp) for _ in range(20)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(y, expected) for ys in found for y in ys)
+
+
+@pytest.mark.parametrize("population", ["batch", "instance", "layer", "channel"])
+def test_layers(population):
+    def run(backend):
+        torch.manual_seed(0)
+        layer = MixtureNorm2d(6, population=population, backend=backend, dtype=torch.float64)
+        results = [with_gradients(layer, rand(5, 6, 4, 3), upstream=rand(5, 6, 4, 3, seed=1)) for _ in range(2)]
+        return [*results, layer.eval()(rand(5, 6, 4, 3, seed=2)).detach()]
+
+    close(*both(run))
