@@ -1,5 +1,6 @@
 """The compiled loops against the reference, in every layout and at every size where their tiles are not full."""
 
+import multiprocessing
 import threading
 
 import pytest
@@ -132,3 +133,61 @@ def test_layers(population):
         return [*results, layer.eval()(rand(5, 6, 4, 3, seed=2)).detach()]
 
     close(*both(run))
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_weight_that_only_broadcasts(shape):
+    x, resp, weight = rand(40, 5), soft(40, 3), torch.full(shape, 2.0, dtype=torch.float64)
+    for backend in ("auto", "reference"):
+        y = mixture_normalize(x, resp, weight=weight, backend=backend)
+        close(y, 2 * mixture_normalize(x, resp, backend=backend))
+
+
+def test_mixtures_that_require_gradients_are_constants():
+    x, weights, means = rand(20, 3), soft(4, 3), rand(4, 3, 3, seed=2).requires_grad_()
+    y = mixture_inference(x, weights, means, torch.ones_like(means).requires_grad_(), torch.full((4,), 0.25))
+    assert not y.requires_grad
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e3, 1e4])
+def test_evaluation_far_from_the_origin(offset):
+    """In fp32 the error is that of the numbers themselves, a few units in the last place of the input."""
+    x, weights, means = rand(200, 6), soft(4, 3), rand(4, 3, 6, seed=2) * 0.3
+    tau, variances = torch.full((4,), 0.25, dtype=torch.float64), torch.ones(4, 3, 6, dtype=torch.float64)
+    x, means = (x + offset).float(), (means + offset).float()
+    expected = mixture_inference(x.double(), weights, means.double(), variances, tau, backend="reference")
+    y = mixture_inference(x, weights.float(), means, variances.float(), tau.float())
+    assert (y - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("offset", [1e2, 1e4])
+def test_em_from_a_start_far_from_the_points(offset):
+    x = (rand(500, 4) + offset).float()
+    start = GaussianMixture(torch.tensor([0.5, 0.5]), rand(2, 4, seed=5).float(), torch.ones(2, 4))
+    options = {"em_iters": 1, "init": start, "min_weight": 0}
+    found = fit_mixture(x, 2, **options)
+    in_use = found.weights > 1e-3
+    expected = fit_mixture(x.double(), 2, **{**options, "init": start}, backend="reference")
+    torch.testing.assert_close(found.variances[in_use].double(), expected.variances[in_use], rtol=1e-2, atol=0)
+
+
+def test_function_transforms_go_through_the_reference():
+    x, resp, upstream = rand(20, 3), soft(20, 2), rand(20, 3, seed=6)
+    found = torch.func.grad(lambda x: (mixture_normalize(x, resp) * upstream).sum())(x)
+    close([found], with_gradients(lambda x: mixture_normalize(x, resp), x, upstream=upstream)[1:])
+
+
+def _train_in_child(queue):
+    torch.manual_seed(0)
+    queue.put(MixtureNorm2d(3)(torch.randn(4, 3, 5, 5)).isfinite().all().item())
+
+
+def test_a_forked_process_still_runs():
+    context = multiprocessing.get_context("fork")
+    MixtureNorm2d(3)(torch.randn(4, 3, 5, 5))  # the parent's threads are up
+    queue = context.Queue()
+    child = context.Process(target=_train_in_child, args=(queue,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert queue.get(timeout=10)

@@ -114,10 +114,10 @@ def mixture_inference(
     with no_autocast(x):
         y = ops.inference(
             _as_points(x),
-            weights.reshape(-1, *weights.shape[-2:]).to(dtype),
-            means.reshape(-1, *means.shape[-3:]).to(dtype),
-            variances.reshape(-1, *means.shape[-3:]).to(dtype),
-            slot_weights.to(dtype).expand(*lead, slots).reshape(-1, slots),
+            weights.detach().reshape(-1, *weights.shape[-2:]).to(dtype),
+            means.detach().reshape(-1, *means.shape[-3:]).to(dtype),
+            variances.detach().reshape(-1, *means.shape[-3:]).to(dtype),
+            slot_weights.detach().to(dtype).expand(*lead, slots).reshape(-1, slots),
             weight,
             bias,
             mode=mode,

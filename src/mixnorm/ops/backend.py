@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from types import ModuleType
 from typing import Any
 
@@ -68,7 +69,7 @@ def normalize(
     """The transform of a batch. ``statistics`` are those of the points under ``resp``, where they are known already."""
     x = points.to(resp.dtype)
     implementation = _implementation(x, backend, reference)
-    if implementation is not reference and _is_per_feature(weight) and _is_per_feature(bias):
+    if implementation is not reference and _is_per_feature(weight, x) and _is_per_feature(bias, x):
         return implementation.normalize(x, resp, weight, bias, statistics, **options).to(points.dtype)
     y = reference.normalize(_flat(x), resp, _flat_like(weight, points), _flat_like(bias, points), **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
@@ -90,7 +91,7 @@ def inference(
     x = points.to(means.dtype)
     mixtures = (weights, means, variances, slot_weights)
     implementation = _implementation(x, backend, reference)
-    if implementation is not reference and _is_per_feature(weight) and _is_per_feature(bias):
+    if implementation is not reference and _is_per_feature(weight, x) and _is_per_feature(bias, x):
         return implementation.inference(x, *mixtures, weight, bias, **options).to(points.dtype)
     y = reference.inference(_flat(x), *mixtures, _flat_like(weight, points), _flat_like(bias, points), **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
@@ -99,11 +100,29 @@ def inference(
 def _implementation(x: Tensor, backend: str, reference: ModuleType) -> Any:
     """The module that runs for this tensor: ``reference``, or a faster one with the same functions."""
     check(backend)
-    if backend == "auto" and x.device.type == "cpu" and not torch.compiler.is_compiling() and _has_numba():
+    if backend == "auto" and x.device.type == "cpu" and _can_compile():
         from mixnorm.ops import compiled
 
         return compiled
     return reference
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _can_compile() -> bool:
+    """Not while PyTorch traces or transforms the function, and not in a forked process, where OpenMP's threads are gone."""
+    tracing = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    return _has_numba() and not tracing and not _forked
 
 
 @functools.cache
@@ -111,8 +130,8 @@ def _has_numba() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def _is_per_feature(parameter: Tensor | None) -> bool:
-    return parameter is None or parameter.dim() < 2
+def _is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:
+    return parameter is None or parameter.shape == points.shape[-1:]
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

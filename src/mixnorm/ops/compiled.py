@@ -86,6 +86,13 @@ def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
     return resp, result
 
 
+def moments(points: Tensor, resp: Tensor) -> Statistics:
+    """The reference's ``moments``."""
+    result = _empty_mixture(points, points.shape[0], resp.shape[2])
+    _call(kernels.moments, points, resp, _stretches(points.shape[0], resp.shape[1]), *result)
+    return result
+
+
 def normalize(
     points: Tensor,
     resp: Tensor,
@@ -95,7 +102,7 @@ def normalize(
     **options: Any,
 ) -> Tensor:
     """The reference's ``normalize``; ``statistics`` are λ, μ and σ² of the points under ``resp`` where they are known."""
-    weights, means, variances = statistics or reference.moments(points.detach().flatten(1, 2), resp)
+    weights, means, variances = statistics or moments(points.detach(), resp)
     factor = torch.from_numpy(kernels.inverse_sqrt(weights.numpy()))
     return _Mix.apply(points, resp, factor, means, variances, weight, bias, True, options)
 
@@ -128,13 +135,14 @@ def inference(
     resp = torch.softmax(joint, dim=2).flatten(1, 2)
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
     if differentiable or options["activation"] is not None or means.shape[1] < 8:
-        return _Mix.apply(points, resp.mT, factor, means, variances, weight, bias, False, options)
-    return _mix_by_products(points, resp, factor, means, variances, weight, bias, slots, **options)
+        return _Mix.apply(points, resp.mT.contiguous(), factor, means, variances, weight, bias, False, options)
+    return _mix_by_products(points, resp, share, factor, means, variances, weight, bias, slots, **options)
 
 
 def _mix_by_products(
     points: Tensor,
     rows: Tensor,
+    share: Tensor,
     factor: Tensor,
     means: Tensor,
     variances: Tensor,
@@ -148,7 +156,8 @@ def _mix_by_products(
 ) -> Tensor:
     """``_Mix`` without a gradient and without an activation, for the many components of a history: ``rows`` is (B, K, m).
 
-    The sum over k is then a slope and an intercept for each element, which are matrix products.
+    The sum over k is then a slope and an intercept for each element, which are matrix products. ``share`` (B, K), the weight
+    of each component in all, makes the anchor.
     """
     batch, outer, inner, dim = points.shape
     gamma: Tensor | float = 1.0 if weight is None else weight
@@ -156,19 +165,22 @@ def _mix_by_products(
     shift: Tensor | float = 0.0
     if affine_mode == "statistics":
         scale = ((variances if weight is None else weight.clamp_min(0) * variances) + eps).rsqrt()
-        offset = -(means + beta) * scale
+        centre = means + beta
     else:
         scale = (variances + eps).rsqrt() * gamma
-        offset, shift = -means * scale, beta
+        centre, shift = means, beta
     # Each slot's posteriors add up to one, so a share of the shift in every component adds up to the shift.
-    scale, offset = scale * factor.unsqueeze(-1), offset * factor.unsqueeze(-1) + shift / slots
+    scale = scale * factor.unsqueeze(-1)
+    anchor = (share.unsqueeze(-1) * centre).sum(1, keepdim=True)
+    offset = (anchor - centre) * scale + shift / slots
+    anchor = anchor.unsqueeze(1)
     y = torch.empty_like(points)
     step = max(1, PRODUCT_BLOCK // (batch * inner * dim))
     for start in range(0, outer, step):
         x, out = points[:, start : start + step], y[:, start : start + step]
         w = rows[..., start * inner : (start + step) * inner].mT
         intercept = torch.matmul(w, offset).view(x.shape)
-        torch.addcmul(intercept, x, torch.matmul(w, scale).view(x.shape), out=out)
+        torch.addcmul(intercept, torch.sub(x, anchor), torch.matmul(w, scale).view(x.shape), out=out)
     return y
 
 
@@ -204,6 +216,8 @@ class _Mix(torch.autograd.Function):
         points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
             return tuple(_differentiable_gradients(ctx, grad))
+        if grad.stride() != points.stride():  # the loops are compiled for two tensors of one layout
+            grad = torch.empty_like(points).copy_(grad)
         grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
         grad_points = torch.empty_like(points) if ctx.needs_input_grad[0] else points.new_empty(0, 0, 0, 0)
         stretches = _stretches(points.shape[0], resp.shape[1])

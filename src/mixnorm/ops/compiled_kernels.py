@@ -23,6 +23,8 @@ FLUSH = 64  # points whose sums are added up before they go into the fp64 ones
 _serial = njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, cache=True, error_model="numpy")
 _parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 
+FAR = 1e3  # (mean - centre)² / variance above which a variance about that centre has lost digits
+
 NONE, RELU, LEAKY_RELU, SILU, GELU = range(5)
 
 
@@ -168,6 +170,70 @@ def _em_stretches(
 
 
 @_serial
+def _moments_stretch(
+    x: Any, b: int, start: int, stop: int, resp: Any, centre: Any, total: Any, first: Any, second: Any
+) -> None:
+    """Σν, Σν(x - centre_k) and Σν(x - centre_k)² of a stretch of points under given responsibilities."""
+    components, dim = centre.shape[1], x.shape[3]
+    tile, origin = np.zeros((4, dim), centre.dtype), np.zeros((b + 1, dim), centre.dtype)
+    for i in range(start, stop, 4):
+        count = _load(x, b, i, stop, origin, tile)
+        for k in range(components):
+            for p in range(count):
+                w = resp[b, i + p, k]
+                if w != 0:
+                    total[k] += w
+                    for d in range(dim):
+                        v = tile[p, d] - centre[b, k, d]
+                        first[k, d] += w * v
+                        second[k, d] += w * v * v
+
+
+@_parallel
+def _moments_stretches(x: Any, resp: Any, centre: Any, total: Any, first: Any, second: Any) -> None:
+    batch, stretches, points = total.shape[0], total.shape[1], resp.shape[1]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        start, stop = points * t // stretches, points * (t + 1) // stretches
+        _moments_stretch(x, b, start, stop, resp, centre, total[b, t], first[b, t], second[b, t])
+
+
+@_serial
+def _moments_about(x: Any, resp: Any, centre: Any, stretches: int, weights: Any, means: Any, variances: Any) -> float:
+    """λ, μ and σ² under ν from sums about a centre (B, K, D); the largest (μ - centre)²/σ², which tells what was lost."""
+    batch, components, dim = centre.shape
+    total = np.zeros((batch, stretches, components))
+    first, second = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
+    _moments_stretches(x, resp, centre, total, first, second)
+    farthest = 0.0
+    for b in range(batch):
+        for k in range(components):
+            mass = total[b, :, k].sum()
+            weights[b, k] = mass / resp.shape[1]
+            for d in range(dim):
+                if mass == 0:
+                    means[b, k, d] = variances[b, k, d] = 0
+                    continue
+                shift = first[b, :, k, d].sum() / mass
+                variance = max(second[b, :, k, d].sum() / mass - shift * shift, 0.0)
+                farthest = max(farthest, shift * shift / max(variance, 1e-30))
+                means[b, k, d] = centre[b, k, d] + shift
+                variances[b, k, d] = variance
+    return farthest
+
+
+@_serial
+def moments(x: Any, resp: Any, stretches: int, weights: Any, means: Any, variances: Any) -> None:
+    """λ (B, K), μ and σ² (B, K, D) under given responsibilities (B, m, K)."""
+    for b in range(means.shape[0]):
+        for k in range(means.shape[1]):
+            for d in range(means.shape[2]):
+                means[b, k, d] = x[b, 0, 0, d]
+    if _moments_about(x, resp, means.copy(), stretches, weights, means, variances) > FAR:
+        _moments_about(x, resp, means.copy(), stretches, weights, means, variances)
+
+
+@_serial
 def em_step(
     x: Any, hard: bool, weights: Any, means: Any, variances: Any, floor: float, stretches: int, resp: Any, new_weights: Any,
     new_means: Any, new_variances: Any,
@@ -181,6 +247,7 @@ def em_step(
     total = np.zeros((batch, stretches, components))
     first, second = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
     _em_stretches(x, hard, anchor, scale, offset, log_norm, resp, total, first, second)
+    farthest = 0.0
     for b in range(batch):
         for k in range(components):
             mass = 0.0
@@ -196,8 +263,12 @@ def em_step(
                     new_means[b, k, d] = new_variances[b, k, d] = 0
                 else:
                     shift /= mass
+                    variance = max(square / mass - shift * shift, 0.0)
+                    farthest = max(farthest, shift * shift / max(variance, 1e-30))
                     new_means[b, k, d] = anchor[b, d] + (shift - offset[b, k, d]) / scale[b, k, d]
-                    new_variances[b, k, d] = max(square / mass - shift * shift, 0.0) / (scale[b, k, d] * scale[b, k, d])
+                    new_variances[b, k, d] = variance / (scale[b, k, d] * scale[b, k, d])
+    if farthest > FAR:  # the old means were no good centre, as after a start far from the points
+        _moments_about(x, resp, new_means.copy(), stretches, new_weights, new_means, new_variances)
 
 
 # --------------------------------------------------------------------------------------------------------------- fit
@@ -361,48 +432,35 @@ def _act_slope(z: Any, activation: int) -> float:
 
 
 @_serial
-def _affine(
-    factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool, activation: int
-) -> Any:
-    """x̂_k with γ and β folded in, as (x - anchor) · scale_k + offset_k, and the shift behind the sum.
+def _affine(means: Any, variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool) -> Any:
+    """x̂_k with γ and β as (x - centre_k) · scale_k, and a shift: inside the activation, or behind the sum without one.
 
-    The anchor is the plain mean of the components in use. gamma and beta are empty where there are none. scale and offset
-    have rows by threes.
+    gamma and beta are empty where there are none. centre and scale have rows by threes.
     """
     batch, components, dim = means.shape
     rows = (components + 2) // 3 * 3
-    anchor, shift = np.zeros((batch, dim), means.dtype), np.zeros(dim, means.dtype)
-    scale, offset = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
-    for b in range(batch):
-        used = 0
-        for k in range(components):
-            if factor[b, k] != 0:
-                used += 1
-                for d in range(dim):
-                    anchor[b, d] += means[b, k, d]
-        for d in range(dim):
-            anchor[b, d] /= used
-            weight = gamma[d] if gamma.size else means.dtype.type(1)
-            bias = beta[d] if beta.size else means.dtype.type(0)
+    centre, scale = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
+    shift = np.zeros(dim, means.dtype)
+    for d in range(dim):
+        weight = gamma[d] if gamma.size else means.dtype.type(1)
+        bias = beta[d] if beta.size else means.dtype.type(0)
+        for b in range(batch):
             for k in range(components):
-                centred = means[b, k, d] - anchor[b, d]
                 if in_statistics:
+                    centre[b, k, d] = means[b, k, d] + bias
                     scale[b, k, d] = 1 / math.sqrt(max(weight, means.dtype.type(0)) * variances[b, k, d] + eps)
-                    offset[b, k, d] = -(centred + bias) * scale[b, k, d]
                 else:
+                    centre[b, k, d] = means[b, k, d]
                     scale[b, k, d] = weight / math.sqrt(variances[b, k, d] + eps)
-                    offset[b, k, d] = -centred * scale[b, k, d]
-                    if activation != NONE:
-                        offset[b, k, d] += bias
-            if not in_statistics and activation == NONE:
-                shift[d] = bias
-    return anchor, scale, offset, shift
+        if not in_statistics:
+            shift[d] = bias
+    return centre, scale, shift
 
 
 @_serial
 def _mix_stretch(
-    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, shift: Any,
-    activation: int, y: Any,
+    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int,
+    y: Any,
 ) -> None:  # fmt: skip
     components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
     w = np.zeros(scale.shape[1], scale.dtype)
@@ -417,7 +475,7 @@ def _mix_stretch(
             for k in range(components):
                 if w[k] != 0:
                     for d in range(dim):
-                        z = (x[b, o, i, d] - anchor[b, d]) * scale[b, k, d] + offset[b, k, d]
+                        z = (x[b, o, i, d] - centre[b, k, d]) * scale[b, k, d] + shift[d]
                         y[b, o, i, d] += w[k] * _act(z, activation)
             continue
         for k in range(0, components, 3):
@@ -425,21 +483,22 @@ def _mix_stretch(
             if k and w0 == 0 and w1 == 0 and w2 == 0:
                 continue
             for d in range(dim):
-                of_x = w0 * scale[b, k, d] + w1 * scale[b, k + 1, d] + w2 * scale[b, k + 2, d]
-                of_1 = w0 * offset[b, k, d] + w1 * offset[b, k + 1, d] + w2 * offset[b, k + 2, d]
-                before = y[b, o, i, d] if k else shift[d]
-                y[b, o, i, d] = before + ((x[b, o, i, d] - anchor[b, d]) * of_x + of_1)
+                v = x[b, o, i, d]
+                part = w0 * scale[b, k, d] * (v - centre[b, k, d])
+                part += w1 * scale[b, k + 1, d] * (v - centre[b, k + 1, d])
+                part += w2 * scale[b, k + 2, d] * (v - centre[b, k + 2, d])
+                y[b, o, i, d] = part + (y[b, o, i, d] if k else shift[d])
 
 
 @_parallel
 def _mix_stretches(
-    x: Any, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, shift: Any, activation: int, stretches: int, y: Any
+    x: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int, stretches: int, y: Any
 ) -> None:
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         start, stop = points * t // stretches, points * (t + 1) // stretches
-        _mix_stretch(x, b, start, stop, resp, factor, anchor, scale, offset, shift, activation, y)
+        _mix_stretch(x, b, start, stop, resp, factor, centre, scale, shift, activation, y)
 
 
 @_serial
@@ -459,8 +518,8 @@ def mix(
     activation: int, stretches: int, y: Any,
 ) -> None:  # fmt: skip
     """y = Σ_k resp_k · factor_k · act(x̂_k) with γ and β; resp is (B, m, K), factor (B, K), gamma and beta (D,) or empty."""
-    anchor, scale, offset, shift = _affine(factor, means, variances, gamma, beta, eps, in_statistics, activation)
-    _mix_stretches(x, resp, factor, anchor, scale, offset, shift, activation, stretches, y)
+    centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    _mix_stretches(x, resp, factor, centre, scale, shift, activation, stretches, y)
 
 
 # ---------------------------------------------------------------------------------------------------------- gradient
@@ -468,23 +527,24 @@ def mix(
 
 @_serial
 def _sums_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any,
-    activation: int, grad_scale: Any, grad_offset: Any, grad_shift: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any,
+    activation: int, of_scale: Any, of_z: Any, plain: Any,
 ) -> None:  # fmt: skip
+    """Σ h_k (x - centre_k), Σ h_k and Σ g over a stretch, with h_k = g · w_k · act'(x̂_k)."""
     components, dim = factor.shape[1], x.shape[3]
     tile, up = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
-    origin, w = np.zeros_like(anchor), np.zeros(4, scale.dtype)
-    s, o = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
-    plain = np.zeros(dim, scale.dtype)
+    origin, w = np.zeros((b + 1, dim), scale.dtype), np.zeros(4, scale.dtype)
+    s, h = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
+    total = np.zeros(dim, scale.dtype)
     for base in range(start, stop, FLUSH):
         for i in range(base, min(base + FLUSH, stop), 4):
-            count = _load(x, b, i, stop, anchor, tile)
+            count = _load(x, b, i, stop, origin, tile)
             _load(g, b, i, stop, origin, up)
             for p in range(count, 4):
                 for d in range(dim):
                     up[p, d] = 0
             for d in range(dim):
-                plain[d] += (up[0, d] + up[1, d]) + (up[2, d] + up[3, d])
+                total[d] += (up[0, d] + up[1, d]) + (up[2, d] + up[3, d])
             for k in range(components):
                 for p in range(4):
                     w[p] = resp[b, i + p, k] * factor[b, k] if p < count else 0
@@ -493,46 +553,49 @@ def _sums_stretch(
                     continue
                 if activation == NONE:
                     for d in range(dim):
-                        g0, g1, g2, g3 = w0 * up[0, d], w1 * up[1, d], w2 * up[2, d], w3 * up[3, d]
-                        o[k, d] += (g0 + g1) + (g2 + g3)
-                        s[k, d] += (g0 * tile[0, d] + g1 * tile[1, d]) + (g2 * tile[2, d] + g3 * tile[3, d])
+                        c = centre[b, k, d]
+                        h0, h1, h2, h3 = w0 * up[0, d], w1 * up[1, d], w2 * up[2, d], w3 * up[3, d]
+                        h[k, d] += (h0 + h1) + (h2 + h3)
+                        s[k, d] += (h0 * (tile[0, d] - c) + h1 * (tile[1, d] - c)) + (
+                            h2 * (tile[2, d] - c) + h3 * (tile[3, d] - c)
+                        )
                 else:
                     for p in range(count):
                         for d in range(dim):
-                            z = tile[p, d] * scale[b, k, d] + offset[b, k, d]
-                            through = w[p] * up[p, d] * _act_slope(z, activation)
-                            o[k, d] += through
-                            s[k, d] += through * tile[p, d]
+                            v = tile[p, d] - centre[b, k, d]
+                            through = w[p] * up[p, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
+                            h[k, d] += through
+                            s[k, d] += through * v
         for d in range(dim):
-            grad_shift[d] += plain[d]
-            plain[d] = 0
+            plain[d] += total[d]
+            total[d] = 0
         for k in range(components):
             for d in range(dim):
-                grad_scale[k, d] += s[k, d]
-                grad_offset[k, d] += o[k, d]
-                s[k, d] = o[k, d] = 0
+                of_scale[k, d] += s[k, d]
+                of_z[k, d] += h[k, d]
+                s[k, d] = h[k, d] = 0
 
 
 @_parallel
 def _sums_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, activation: int, grad_scale: Any,
-    grad_offset: Any, grad_shift: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int, of_scale: Any, of_z: Any,
+    plain: Any,
 ) -> None:  # fmt: skip
-    batch, points, stretches = resp.shape[0], resp.shape[1], grad_scale.shape[1]
+    batch, points, stretches = resp.shape[0], resp.shape[1], of_scale.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _sums_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, anchor, scale, offset, activation,
-            grad_scale[b, t], grad_offset[b, t], grad_shift[b, t],
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, shift, activation,
+            of_scale[b, t], of_z[b, t], plain[b, t],
         )  # fmt: skip
 
 
 @_serial
 def _points_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, slope: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, slope: Any,
     intercept: Any, activation: int, grad: Any,
 ) -> None:  # fmt: skip
-    """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - anchor) · slope_k + intercept_k)."""
+    """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - centre_k) · slope_k + intercept_k)."""
     components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
     w = np.zeros(scale.shape[1], scale.dtype)
     for point in range(start, stop):
@@ -546,10 +609,8 @@ def _points_stretch(
             for k in range(components):
                 if w[k] != 0:
                     for d in range(dim):
-                        v = x[b, o, i, d] - anchor[b, d]
-                        through = (
-                            g[b, o, i, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + offset[b, k, d], activation)
-                        )
+                        v = x[b, o, i, d] - centre[b, k, d]
+                        through = g[b, o, i, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
                         grad[b, o, i, d] += w[k] * (through + (v * slope[b, k, d] + intercept[b, k, d]))
             continue
         for k in range(0, components, 3):
@@ -557,64 +618,64 @@ def _points_stretch(
             if k and w0 == 0 and w1 == 0 and w2 == 0:
                 continue
             for d in range(dim):
+                v = x[b, o, i, d]
                 of_g = w0 * scale[b, k, d] + w1 * scale[b, k + 1, d] + w2 * scale[b, k + 2, d]
-                of_x = w0 * slope[b, k, d] + w1 * slope[b, k + 1, d] + w2 * slope[b, k + 2, d]
-                of_1 = w0 * intercept[b, k, d] + w1 * intercept[b, k + 1, d] + w2 * intercept[b, k + 2, d]
+                part = w0 * ((v - centre[b, k, d]) * slope[b, k, d] + intercept[b, k, d])
+                part += w1 * ((v - centre[b, k + 1, d]) * slope[b, k + 1, d] + intercept[b, k + 1, d])
+                part += w2 * ((v - centre[b, k + 2, d]) * slope[b, k + 2, d] + intercept[b, k + 2, d])
                 before = grad[b, o, i, d] if k else scale.dtype.type(0)
-                grad[b, o, i, d] = before + (g[b, o, i, d] * of_g + ((x[b, o, i, d] - anchor[b, d]) * of_x + of_1))
+                grad[b, o, i, d] = before + (g[b, o, i, d] * of_g + part)
 
 
 @_parallel
 def _points_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, anchor: Any, scale: Any, offset: Any, slope: Any, intercept: Any,
-    activation: int, stretches: int, grad: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, slope: Any, intercept: Any, activation: int,
+    stretches: int, grad: Any,
 ) -> None:  # fmt: skip
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _points_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, anchor, scale, offset, slope,
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, shift, slope,
             intercept, activation, grad,
         )  # fmt: skip
 
 
 @_serial
 def _chain(
-    means: Any, variances: Any, anchor: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool, activation: int,
-    grad_scale: Any, grad_offset: Any, grad_shift: Any, grad_means: Any, grad_variances: Any, grad_gamma: Any,
-    grad_beta: Any,
+    variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool, activation: int, of_scale: Any, of_z: Any,
+    plain: Any, grad_means: Any, grad_variances: Any, grad_gamma: Any, grad_beta: Any,
 ) -> None:  # fmt: skip
-    """The gradients of μ, σ², γ and β from those of scale, offset and shift: the derivative of ``_affine``."""
-    batch, components, dim = means.shape
-    stretches = grad_scale.shape[1]
+    """The gradients of μ, σ², γ and β from the sums: the derivative of ``_affine``."""
+    batch, components, dim = variances.shape
+    stretches = of_scale.shape[1]
     for d in range(dim):
-        weight, bias = (gamma[d] if gamma.size else 1.0), (beta[d] if beta.size else 0.0)
+        weight = gamma[d] if gamma.size else 1.0
         to_gamma, to_beta = 0.0, 0.0
         for b in range(batch):
             for k in range(components):
-                of_scale, of_offset = 0.0, 0.0
+                scale_sum, z_sum = 0.0, 0.0
                 for t in range(stretches):
-                    of_scale += grad_scale[b, t, k, d]
-                    of_offset += grad_offset[b, t, k, d]
-                centred, variance = means[b, k, d] - anchor[b, d], variances[b, k, d]
+                    scale_sum += of_scale[b, t, k, d]
+                    z_sum += of_z[b, t, k, d]
+                variance = variances[b, k, d]
                 if in_statistics:
                     positive = max(weight, 0.0)
                     root = 1 / math.sqrt(positive * variance + eps)
-                    of_square = -0.5 * root * root * root * (of_scale - (centred + bias) * of_offset)
-                    grad_means[b, k, d] = -root * of_offset
+                    of_square = -0.5 * root * root * root * scale_sum
+                    grad_means[b, k, d] = -root * z_sum
                     grad_variances[b, k, d] = positive * of_square
                     to_gamma += variance * of_square if weight >= 0 else 0.0
-                    to_beta -= root * of_offset
+                    to_beta -= root * z_sum
                 else:
                     root = 1 / math.sqrt(variance + eps)
-                    of_root = of_scale - centred * of_offset
-                    grad_means[b, k, d] = -weight * root * of_offset
-                    grad_variances[b, k, d] = -0.5 * weight * root * root * root * of_root
-                    to_gamma += root * of_root
-                    to_beta += of_offset if activation != NONE else 0.0
+                    grad_means[b, k, d] = -weight * root * z_sum
+                    grad_variances[b, k, d] = -0.5 * weight * root * root * root * scale_sum
+                    to_gamma += root * scale_sum
+                    to_beta += z_sum if activation != NONE else 0.0
             if not in_statistics and activation == NONE:
                 for t in range(stretches):
-                    to_beta += grad_shift[b, t, d]
+                    to_beta += plain[b, t, d]
         if gamma.size:
             grad_gamma[d] = to_gamma
         if beta.size:
@@ -628,14 +689,14 @@ def gradient(
 ) -> None:  # fmt: skip
     """The gradient of ``mix``. ``of_batch``: μ and σ² are the statistics of x under resp, with factor_k = 1/√λ_k."""
     batch, components, dim = means.shape
-    anchor, scale, offset, _ = _affine(factor, means, variances, gamma, beta, eps, in_statistics, activation)
-    grad_scale, grad_offset = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
-    grad_shift = np.zeros((batch, stretches, dim))
-    _sums_stretches(x, g, resp, factor, anchor, scale, offset, activation, grad_scale, grad_offset, grad_shift)
+    centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    of_scale, of_z = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
+    plain = np.zeros((batch, stretches, dim))
+    _sums_stretches(x, g, resp, factor, centre, scale, shift, activation, of_scale, of_z, plain)
     grad_means, grad_variances = np.empty((batch, components, dim)), np.empty((batch, components, dim))
     _chain(
-        means, variances, anchor, gamma, beta, eps, in_statistics, activation, grad_scale, grad_offset, grad_shift,
-        grad_means, grad_variances, grad_gamma, grad_beta,
+        variances, gamma, beta, eps, in_statistics, activation, of_scale, of_z, plain, grad_means, grad_variances,
+        grad_gamma, grad_beta,
     )  # fmt: skip
     slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
     if of_batch:
@@ -646,9 +707,9 @@ def gradient(
                 for d in range(dim):
                     twice = 2 * grad_variances[b, k, d] * share
                     slope[b, k, d] = twice
-                    intercept[b, k, d] = grad_means[b, k, d] * share - twice * (means[b, k, d] - anchor[b, d])
+                    intercept[b, k, d] = grad_means[b, k, d] * share + twice * (centre[b, k, d] - means[b, k, d])
     if grad.size:
-        _points_stretches(x, g, resp, factor, anchor, scale, offset, slope, intercept, activation, stretches, grad)
+        _points_stretches(x, g, resp, factor, centre, scale, shift, slope, intercept, activation, stretches, grad)
 
 
 # --------------------------------------------------------------------------------------------------------- inference
