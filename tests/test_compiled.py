@@ -1,6 +1,5 @@
 """The compiled loops against the reference, in every layout and at every size where their tiles are not full."""
 
-import multiprocessing
 import threading
 
 import pytest
@@ -175,19 +174,3 @@ def test_function_transforms_go_through_the_reference():
     x, resp, upstream = rand(20, 3), soft(20, 2), rand(20, 3, seed=6)
     found = torch.func.grad(lambda x: (mixture_normalize(x, resp) * upstream).sum())(x)
     close([found], with_gradients(lambda x: mixture_normalize(x, resp), x, upstream=upstream)[1:])
-
-
-def _train_in_child(queue):
-    torch.manual_seed(0)
-    queue.put(MixtureNorm2d(3)(torch.randn(4, 3, 5, 5)).isfinite().all().item())
-
-
-def test_a_forked_process_still_runs():
-    context = multiprocessing.get_context("fork")
-    MixtureNorm2d(3)(torch.randn(4, 3, 5, 5))  # the parent's threads are up
-    queue = context.Queue()
-    child = context.Process(target=_train_in_child, args=(queue,))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert queue.get(timeout=10)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from types import ModuleType
 from typing import Any
 
@@ -107,22 +106,10 @@ def _implementation(x: Tensor, backend: str, reference: ModuleType) -> Any:
     return reference
 
 
-_forked = False
-
-
-def _after_fork() -> None:
-    global _forked
-    _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 def _can_compile() -> bool:
-    """Not while PyTorch traces or transforms the function, and not in a forked process, where OpenMP's threads are gone."""
+    """Not while PyTorch traces or transforms the function: the loops are opaque to it."""
     tracing = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return _has_numba() and not tracing and not _forked
+    return _has_numba() and not tracing
 
 
 @functools.cache
