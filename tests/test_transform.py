@@ -107,6 +107,19 @@ def test_leading_dimensions_are_independent_transforms(backend):
         torch.testing.assert_close(y[i, j], alone, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_a_dropped_component_leaves_no_trace(activation, backend):
+    x, resp, gamma, beta, upstream = draw(20, 3, 3)
+    with_dropped = torch.cat((resp[:, :1], torch.zeros(20, 1, dtype=resp.dtype), resp[:, 1:]), dim=1)
+    inputs = [t.requires_grad_() for t in (x, gamma, beta)]
+    found = []
+    for r in (resp, with_dropped):
+        y = mixture_normalize(x, r, 1e-5, gamma, beta, activation, backend=backend)
+        found.append([y, *torch.autograd.grad(y, inputs, upstream)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+
+
 def test_weight_may_differ_from_point_to_point():
     x, resp, _, _, _ = draw(10, 1, 2)
     gamma, beta = torch.rand(10, 1, dtype=torch.float64), torch.rand(10, 1, dtype=torch.float64)

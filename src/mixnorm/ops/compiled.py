@@ -172,15 +172,17 @@ def _mix_by_products(
     # Each slot's posteriors add up to one, so a share of the shift in every component adds up to the shift.
     scale = scale * factor.unsqueeze(-1)
     anchor = (share.unsqueeze(-1) * centre).sum(1, keepdim=True)
-    offset = (anchor - centre) * scale + shift / slots
-    anchor = anchor.unsqueeze(1)
+    both = torch.cat((scale, (anchor - centre) * scale + shift / slots), dim=-1)
     y = torch.empty_like(points)
     step = max(1, PRODUCT_BLOCK // (batch * inner * dim))
+    # One buffer for all blocks: a fresh one each time costs more in page faults than the product.
+    products = both.new_empty(batch, min(step, outer) * inner, 2 * dim)
+    centred = both.new_empty(batch, min(step, outer), inner, dim)
     for start in range(0, outer, step):
         x, out = points[:, start : start + step], y[:, start : start + step]
         w = rows[..., start * inner : (start + step) * inner].mT
-        intercept = torch.matmul(w, offset).view(x.shape)
-        torch.addcmul(intercept, torch.sub(x, anchor), torch.matmul(w, scale).view(x.shape), out=out)
+        slope, intercept = torch.bmm(w, both, out=products[:, : w.shape[1]]).unflatten(1, x.shape[1:3]).split(dim, dim=-1)
+        torch.addcmul(intercept, torch.sub(x, anchor.unsqueeze(1), out=centred[:, : x.shape[1]]), slope, out=out)
     return y
 
 
