@@ -45,5 +45,5 @@ def evaluate(layer, x):
         return layer.eval()(x)
 
 
-def same(a, b):
+def assert_same(a, b):
     torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True)

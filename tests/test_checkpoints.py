@@ -13,9 +13,9 @@ from layer_helpers import (
     SEEDING,
     WITH_HISTORY,
     WITHOUT_HISTORY,
+    assert_same,
     evaluate,
     points,
-    same,
     trained,
 )
 from torch import nn
@@ -45,8 +45,8 @@ def test_state_dict_round_trip(options, seeding, batches, target_is_trained):
     if target_is_trained:
         evaluate(trained(other, 2, seed=5), points(seed=8))
     other.load_state_dict(layer.state_dict())
-    same(other.state_dict(), layer.state_dict())
-    same(evaluate(other, points(seed=9)), evaluate(layer, points(seed=9)))
+    assert_same(other.state_dict(), layer.state_dict())
+    assert_same(evaluate(other, points(seed=9)), evaluate(layer, points(seed=9)))
 
 
 @pytest.mark.parametrize("options", WITH_HISTORY, ids=str)
@@ -58,7 +58,7 @@ def test_training_goes_on_after_loading(options):
     for each in (layer, other):
         torch.manual_seed(1)
         each.train()(points(seed=9))
-    same(other.state_dict(), layer.state_dict())
+    assert_same(other.state_dict(), layer.state_dict())
 
 
 @pytest.mark.parametrize("inference", INFERENCE)
@@ -100,14 +100,14 @@ def test_batch_norm_checkpoint_loads_where_no_history_is_kept(options, tracked):
     norm = trained(nn.BatchNorm2d(CHANNELS, track_running_stats=tracked))
     layer = MixtureNorm2d(CHANNELS, **options)
     layer.load_state_dict(norm.state_dict(), strict=True)
-    same(dict(layer.named_parameters()), dict(norm.named_parameters()))
+    assert_same(dict(layer.named_parameters()), dict(norm.named_parameters()))
 
 
 def test_loading_does_not_change_the_callers_state_dict():
     state = trained(nn.BatchNorm2d(CHANNELS)).state_dict()
     before = {name: value.clone() for name, value in state.items()}
     MixtureNorm2d(CHANNELS).load_state_dict(state)
-    same(dict(state), before)
+    assert_same(dict(state), before)
 
 
 def test_a_models_batch_norm_checkpoint_loads_into_the_converted_model():
@@ -164,12 +164,12 @@ def test_copies_behave_the_same_and_share_nothing(options, seeding, copied):
     layer = trained(MixtureNorm2d(CHANNELS, seeding=seeding, activation="relu", **options))
     other = COPIES[copied](layer)
     state = copy.deepcopy(layer.state_dict())
-    same(evaluate(other, points(seed=9)), evaluate(layer, points(seed=9)))
+    assert_same(evaluate(other, points(seed=9)), evaluate(layer, points(seed=9)))
     torch.manual_seed(1)
     expected = copy.deepcopy(layer).train()(points(seed=8))
     torch.manual_seed(1)
-    same(other.train()(points(seed=8)), expected)
-    same(layer.state_dict(), state)
+    assert_same(other.train()(points(seed=8)), expected)
+    assert_same(layer.state_dict(), state)
 
 
 # --- moves --------------------------------------------------------------------------------------------------------------
@@ -206,15 +206,15 @@ def test_construction_on_the_meta_device(options):
     layer = layer.to_empty(device="cpu")
     layer.reset_parameters()
     new = MixtureNorm2d(CHANNELS, **options)
-    same(layer.state_dict(), new.state_dict())
-    same(evaluate(layer, points()), evaluate(new, points()))
+    assert_same(layer.state_dict(), new.state_dict())
+    assert_same(evaluate(layer, points()), evaluate(new, points()))
 
     source = trained(MixtureNorm2d(CHANNELS, **options))
     for assign in (False, True):
         layer = MixtureNorm2d(CHANNELS, device="meta", **options)
         layer = layer if assign else layer.to_empty(device="cpu")
         layer.load_state_dict(source.state_dict(), assign=assign)
-        same(evaluate(layer, points(seed=9)), evaluate(source, points(seed=9)))
+        assert_same(evaluate(layer, points(seed=9)), evaluate(source, points(seed=9)))
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

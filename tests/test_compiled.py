@@ -32,7 +32,7 @@ def both(function):
     return function("auto"), function("reference")
 
 
-def close(found, expected):
+def assert_close(found, expected):
     torch.testing.assert_close(found, expected, atol=1e-8, rtol=1e-8, equal_nan=True)
 
 
@@ -49,7 +49,7 @@ def with_gradients(function, *tensors, upstream):
 def test_normalize(m, dim, k, activation, affine_mode):
     x, resp, gamma, beta = rand(2, m, dim), soft(2, m, k), rand(dim, seed=2), rand(dim, seed=3)
     resp[..., 0] *= resp[..., 0] > 0.5  # exact zeros
-    close(
+    assert_close(
         *both(
             lambda backend: with_gradients(
                 lambda x, w, b: mixture_normalize(x, resp, 1e-5, w, b, activation, affine_mode=affine_mode, backend=backend),
@@ -63,7 +63,7 @@ def test_normalize(m, dim, k, activation, affine_mode):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_of_points_and_of_upstream_gradients(layout):
     x, upstream, resp = LAYOUTS[layout](rand(3, 21, 5)), LAYOUTS[layout](rand(3, 21, 5, seed=4)), soft(3, 21, 4)
-    close(*both(lambda b: with_gradients(lambda x: mixture_normalize(x, resp, backend=b), x, upstream=upstream)))
+    assert_close(*both(lambda b: with_gradients(lambda x: mixture_normalize(x, resp, backend=b), x, upstream=upstream)))
 
 
 @pytest.mark.parametrize("mode", ["ensemble", "mixture", "paper"])
@@ -78,7 +78,7 @@ def test_inference(t, k, mode):
 
         return [*with_gradients(transform, x, gamma, beta, upstream=rand(2, 35, 6, seed=4)), transform(x, gamma, beta)]
 
-    close(*both(run))
+    assert_close(*both(run))
 
 
 @pytest.mark.parametrize("seeded", [True, False], ids=["k-means++", "init"])
@@ -94,13 +94,13 @@ def test_fit(threads, seeded):
         )
     finally:
         torch.set_num_threads(before)
-    close([found.weights, found.means, found.variances], [expected.weights, expected.means, expected.variances])
+    assert_close([found.weights, found.means, found.variances], [expected.weights, expected.means, expected.variances])
 
 
 def test_a_nan_stays_in_the_outputs_that_the_reference_gives_it_to():
     x = rand(2, 20, 3)
     x[0, 4, 1] = torch.nan
-    close(*both(lambda backend: mixture_normalize(x, soft(2, 20, 3), backend=backend)))
+    assert_close(*both(lambda backend: mixture_normalize(x, soft(2, 20, 3), backend=backend)))
 
 
 def test_second_derivatives():
@@ -131,7 +131,7 @@ def test_layers(population):
         results = [with_gradients(layer, rand(5, 6, 4, 3), upstream=rand(5, 6, 4, 3, seed=1)) for _ in range(2)]
         return [*results, layer.eval()(rand(5, 6, 4, 3, seed=2)).detach()]
 
-    close(*both(run))
+    assert_close(*both(run))
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -139,7 +139,7 @@ def test_a_weight_that_only_broadcasts(shape):
     x, resp, weight = rand(40, 5), soft(40, 3), torch.full(shape, 2.0, dtype=torch.float64)
     for backend in ("auto", "reference"):
         y = mixture_normalize(x, resp, weight=weight, backend=backend)
-        close(y, 2 * mixture_normalize(x, resp, backend=backend))
+        assert_close(y, 2 * mixture_normalize(x, resp, backend=backend))
 
 
 def test_mixtures_that_require_gradients_are_constants():
@@ -173,4 +173,4 @@ def test_em_from_a_start_far_from_the_points(offset):
 def test_function_transforms_go_through_the_reference():
     x, resp, upstream = rand(20, 3), soft(20, 2), rand(20, 3, seed=6)
     found = torch.func.grad(lambda x: (mixture_normalize(x, resp) * upstream).sum())(x)
-    close([found], with_gradients(lambda x: mixture_normalize(x, resp), x, upstream=upstream)[1:])
+    assert_close([found], with_gradients(lambda x: mixture_normalize(x, resp), x, upstream=upstream)[1:])

@@ -39,7 +39,7 @@ def all_finite(*tensors):
     return all(bool(t.isfinite().all()) for t in tensors)
 
 
-def same(a, b):
+def assert_same(a, b):
     torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True)
 
 
@@ -205,7 +205,7 @@ def test_empty_batch_passes_through(options, training, dtype):
     assert y.dtype == dtype
     assert [g.shape for g in grads] == [(0, 4, 5, 5), (4,), (4,)]
     assert not any(g.any() for g in grads)
-    same(state(layer), before)
+    assert_same(state(layer), before)
 
 
 @pytest.mark.parametrize(("layer", "shape"), [(MixtureNorm1d(4), (0, 4)), (MixtureNorm3d(4, affine=False), (0, 4, 2, 3, 3))])
@@ -229,8 +229,8 @@ def test_a_batch_that_is_not_finite_never_enters_the_history(options, seeding, i
     bad = randn(3, 4, 5, 5)
     bad[1, 2, 3, 4] = value
     layer(bad)
-    same(state(layer), before)
-    same(vars(layer.mixture), vars(mixture))
+    assert_same(state(layer), before)
+    assert_same(vars(layer.mixture), vars(mixture))
     assert all_finite(layer(randn(3, 4, 5, 5, seed=3)))
     assert layer.num_batches_tracked == 3
     assert all_finite(layer.history_weights, layer.history_means, layer.history_vars)
@@ -340,8 +340,8 @@ def test_autocast_leaves_the_norm_in_fp32():
     for i in (1, 4):
         x, out = seen[i]
         assert x.dtype == out.dtype == torch.bfloat16
-        same(alone[i](x), out)
-        same(state(alone[i]), state(model[i]))
+        assert_same(alone[i](x), out)
+        assert_same(state(alone[i]), state(model[i]))
     y.backward(randn(*y.shape, dtype=y.dtype))
     assert all_finite(*(p.grad for p in model.parameters()))
     assert all(p.grad.any() for p in model[4].parameters())

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from layer_helpers import CHANNELS, CONFIGURATIONS, SEEDING, WITH_HISTORY, evaluate, points, same, trained
+from layer_helpers import CHANNELS, CONFIGURATIONS, SEEDING, WITH_HISTORY, assert_same, evaluate, points, trained
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +21,7 @@ def test_the_seed_decides_the_training_output(population):
         torch.manual_seed(seed)
         return layer(points(8, CHANNELS, 12, 12))
 
-    same(run(0), run(0))
+    assert_same(run(0), run(0))
     assert not torch.equal(run(0), run(1))
 
 
@@ -33,10 +33,10 @@ def test_evaluation_has_no_randomness(options, seeding):
     torch.manual_seed(1)
     random_state = torch.get_rng_state()
     first = evaluate(layer, points(8, CHANNELS, 12, 12, seed=9))
-    same(torch.get_rng_state(), random_state)
+    assert_same(torch.get_rng_state(), random_state)
     torch.manual_seed(2)
-    same(evaluate(layer, points(8, CHANNELS, 12, 12, seed=9)), first)
-    same(layer.state_dict(), buffers)
+    assert_same(evaluate(layer, points(8, CHANNELS, 12, 12, seed=9)), first)
+    assert_same(layer.state_dict(), buffers)
 
 
 # --- activation checkpointing -------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_checkpointing_counts_a_batch_once_and_changes_no_gradient(calls, seedin
     expected = run(plain, plain)
     found = run(checkpointed, lambda x: checkpoint(checkpointed, x, use_reentrant=reentrant))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    same(checkpointed.state_dict(), plain.state_dict())
+    assert_same(checkpointed.state_dict(), plain.state_dict())
 
 
 # --- the history --------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def test_mixture_is_that_of_the_last_training_batch(options, lead, dim):
     torch.testing.assert_close(mixture.weights.sum(-1), torch.ones(lead))
     count = layer.effective_components()
     assert isinstance(count, torch.Tensor) == bool(lead)
-    same(torch.as_tensor(count), (mixture.weights > 0).sum(-1))
+    assert_same(torch.as_tensor(count), (mixture.weights > 0).sum(-1))
 
     # A mixture's overall mean and variance are those of the points that it was fitted to.
     x = points(seed=1)
@@ -181,9 +181,9 @@ def test_reset_running_stats_makes_a_new_layer(options, seeding):
     layer.reset_running_stats()
     new = MixtureNorm2d(CHANNELS, affine=False, seeding=seeding, **options)
     assert layer.mixture is None
-    same(layer.state_dict(), new.state_dict())
-    same(evaluate(layer, points(seed=9)), evaluate(new, points(seed=9)))
-    same(evaluate(trained(layer), points(seed=9)), evaluate(trained(new), points(seed=9)))
+    assert_same(layer.state_dict(), new.state_dict())
+    assert_same(evaluate(layer, points(seed=9)), evaluate(new, points(seed=9)))
+    assert_same(evaluate(trained(layer), points(seed=9)), evaluate(trained(new), points(seed=9)))
 
 
 @pytest.mark.parametrize("options", WITH_HISTORY, ids=str)
