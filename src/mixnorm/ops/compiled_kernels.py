@@ -332,9 +332,9 @@ def _draw(closest: Any, u: float) -> int:
 
 
 @_parallel
-def _seed_mixtures(x: Any, uniforms: Any, candidates: int, centers: Any) -> None:
+def _seed_mixtures(x: Any, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
     for b in prange(x.shape[0]):
-        _seed(x, np.int64(b), uniforms, candidates, 1, centers)
+        _seed(x, np.int64(b), uniforms, candidates, stretches, centers)
 
 
 @_parallel
@@ -351,17 +351,28 @@ def gather(x: Any, index: Any, stretches: int, out: Any) -> None:
 
 
 @_serial
+def _raise_to(variances: Any, floor: float) -> None:
+    for b in range(variances.shape[0]):
+        for k in range(variances.shape[1]):
+            for d in range(variances.shape[2]):
+                variances[b, k, d] = max(variances[b, k, d], floor)
+
+
+@_serial
 def _prune(weights: Any, means: Any, variances: Any, min_weight: float) -> None:
     """As ``reference_fit.prune``, in place."""
     for b in range(weights.shape[0]):
-        kept, threshold = 0.0, min(weights[b].max(), min_weight)
+        largest, kept = weights[b, 0], 0.0
+        for k in range(weights.shape[1]):
+            largest = max(largest, weights[b, k])
+        threshold = min(largest, min_weight)
         for k in range(weights.shape[1]):
             if weights[b, k] >= threshold:
                 kept += weights[b, k]
             else:
                 weights[b, k] = 0
-                means[b, k] = 0
-                variances[b, k] = 0
+                for d in range(means.shape[2]):
+                    means[b, k, d] = variances[b, k, d] = 0
         for k in range(weights.shape[1]):
             weights[b, k] /= kept
 
@@ -375,20 +386,21 @@ def fit(
     batch, components, dim = means.shape
     centers, ones, flat = means.copy(), np.ones_like(means), np.ones_like(weights)
     if stretches == 1:  # enough mixtures for all cores
-        _seed_mixtures(x, uniforms, candidates, centers)
+        _seed_mixtures(x, uniforms, candidates, stretches, centers)
     else:
         for b in range(batch):
             _seed(x, b, uniforms, candidates, stretches, centers)
     resp = np.empty((batch, x.shape[1], components), x.dtype)
+    hard = lloyd_iters >= 0  # always; but for a literal True numba would compile em_step a second time
     for step in range(lloyd_iters + 1):
-        em_step(x, True, flat, centers, ones, floor, stretches, resp, weights, means, variances)
+        em_step(x, hard, flat, centers, ones, floor, stretches, resp, weights, means, variances)
         if step < lloyd_iters:
             for b in range(batch):
                 for k in range(components):
                     if weights[b, k] > 0:  # an empty cluster stays where it is
                         for d in range(dim):
                             centers[b, k, d] = means[b, k, d]
-    variances[:] = np.maximum(variances, min_variance)
+    _raise_to(variances, min_variance)
     em(x, em_iters, min_variance, min_weight, floor, stretches, weights, means, variances)
 
 
@@ -399,9 +411,10 @@ def em(
 ) -> None:  # fmt: skip
     """EM steps on points (B, m, 1, D), over the mixture that is given, and then the small components are dropped."""
     resp = np.empty((x.shape[0], x.shape[1], weights.shape[1]), x.dtype)
+    hard = iterations < 0  # never; see fit
     for _ in range(iterations):
-        em_step(x, False, weights, means, variances, floor, stretches, resp, weights, means, variances)
-        variances[:] = np.maximum(variances, min_variance)
+        em_step(x, hard, weights, means, variances, floor, stretches, resp, weights, means, variances)
+        _raise_to(variances, min_variance)
     _prune(weights, means, variances, min_weight)
 
 
