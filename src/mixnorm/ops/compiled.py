@@ -175,15 +175,34 @@ def _mix_by_products(
     both = torch.cat((scale, (anchor - centre) * scale + shift / slots), dim=-1)
     y = torch.empty_like(points)
     step = max(1, PRODUCT_BLOCK // (batch * inner * dim))
-    # One buffer for all blocks: a fresh one each time costs more in page faults than the product.
-    products = both.new_empty(batch, min(step, outer) * inner, 2 * dim)
-    centred = both.new_empty(batch, min(step, outer), inner, dim)
+    rows_at_once = batch * min(step, outer) * inner
+    buffer = _buffer(3 * rows_at_once * dim, both.dtype)
+    products = buffer[: 2 * rows_at_once * dim].view(batch, -1, 2 * dim)
+    centred = buffer[2 * rows_at_once * dim :].view(batch, -1, inner, dim)
     for start in range(0, outer, step):
         x, out = points[:, start : start + step], y[:, start : start + step]
         w = rows[..., start * inner : (start + step) * inner].mT
         slope, intercept = torch.bmm(w, both, out=products[:, : w.shape[1]]).unflatten(1, x.shape[1:3]).split(dim, dim=-1)
         torch.addcmul(intercept, torch.sub(x, anchor.unsqueeze(1), out=centred[:, : x.shape[1]]), slope, out=out)
     return y
+
+
+class _Buffers(threading.local):
+    kept: Tensor | None = None
+
+
+_buffers = _Buffers()
+
+
+def _buffer(size: int, dtype: torch.dtype) -> Tensor:
+    """Uninitialized memory, valid until this thread's next call. Fresh memory costs more in page faults than its use."""
+    kept = _buffers.kept
+    if kept is None or kept.dtype != dtype or kept.numel() < size:
+        with torch.inference_mode(False):
+            kept = torch.empty(size, dtype=dtype)
+        if size <= 4 * PRODUCT_BLOCK:
+            _buffers.kept = kept
+    return kept[:size]
 
 
 class _Mix(torch.autograd.Function):
