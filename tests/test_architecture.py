@@ -25,6 +25,9 @@ ORDER = [
     "convert",
     "demo",
     "__init__",
+    "models.cifar_cnn",
+    "models.densenet",
+    "models.__init__",
 ]
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
 MODULES = sorted(FILES.keys() - {"ops.__init__"})
@@ -57,7 +60,8 @@ def own_imports(module):
     for name, at_top in imports(module):
         if name.split(".")[0] == "mixnorm":
             inside = name.removeprefix("mixnorm").removeprefix(".")
-            target = next((m for m in (inside, inside.rpartition(".")[0]) if m in FILES), "__init__")
+            names = (inside, inside.rpartition(".")[0])
+            target = next((m for n in names for m in (n, f"{n}.__init__") if m in FILES), "__init__")
             yield target, at_top
 
 
@@ -75,6 +79,13 @@ def test_nothing_imports_upward(module):
 def test_only_the_backend_imports_the_compiled_loops_and_only_when_they_run():
     users = {(module, at_top) for module in MODULES for target, at_top in own_imports(module) if target == "ops.compiled"}
     assert users == {("ops.backend", False)}
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("models.")])
+def test_models_stand_on_torch_alone(module):
+    outside = {name.split(".")[0] for name, _ in imports(module)} - sys.stdlib_module_names
+    assert outside <= {"torch", "mixnorm"}
+    assert all(target.startswith("models.") for target, _ in own_imports(module))
 
 
 @pytest.mark.parametrize(
