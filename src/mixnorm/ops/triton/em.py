@@ -1,0 +1,91 @@
+"""The E-step on a tile, and what both kernels that need it keep: the sums of the M-step.
+
+A component's table is three rows of numbers (D,): 1/σ, (μ - anchor)/σ and, as one number, log λ - ½ Σ_d log σ². With
+t = (x - anchor)/σ - (μ - anchor)/σ, the E-step is a softmax over -½ Σ_d t², and the sums of ν, ν·t and ν·t² give the
+M-step relative to the old component: μ + σ·E[t] and σ²·Var[t], without cancellation.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mixnorm.ops.triton.tiles import over_rows
+
+
+@triton.jit
+def tables(weights_ptr, means_ptr, variances_ptr, d, dim, floor, K: tl.constexpr):
+    """The anchor (D,), and for each of K components 1/σ (D,), (μ - anchor)/σ (D,) and log λ - ½ Σ log σ²."""
+    anchor = tl.zeros_like(d).to(tl.float32)
+    for k in tl.static_range(K):
+        anchor += tl.load(weights_ptr + k) * tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
+    inverse = ()
+    shift = ()
+    constant = ()
+    for k in tl.static_range(K):
+        mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
+        variance = tl.maximum(tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0), floor)
+        one_over = tl.where(d < dim, 1.0 / tl.sqrt(variance), 0.0)
+        inverse = inverse + (one_over,)
+        shift = shift + ((mean - anchor) * one_over,)
+        log_volume = tl.sum(tl.log(variance), axis=0)
+        constant = constant + (tl.log(tl.load(weights_ptr + k)) - 0.5 * log_volume,)
+    return anchor, inverse, shift, constant
+
+
+@triton.jit
+def scaled_distances(centred, inverse, shift, K: tl.constexpr):
+    """t of every component, (W, R, D) each, and Σ_d t², (W, R) each."""
+    scaled = ()
+    squares = ()
+    for k in tl.static_range(K):
+        t = centred * inverse[k][None, None, :] - shift[k][None, None, :]
+        scaled = scaled + (t,)
+        squares = squares + (tl.sum(t * t, axis=2),)
+    return scaled, squares
+
+
+@triton.jit
+def posteriors(squares, constant, exists, K: tl.constexpr):
+    """ν of every component, (W, R) each; 0 for points that do not exist."""
+    largest = constant[0] - 0.5 * squares[0]
+    for k in tl.static_range(1, K):
+        largest = tl.maximum(largest, constant[k] - 0.5 * squares[k])
+    terms = ()
+    total = tl.zeros_like(largest)
+    for k in tl.static_range(K):
+        term = tl.exp(constant[k] - 0.5 * squares[k] - largest)
+        terms = terms + (term,)
+        total += term
+    resp = ()
+    for k in tl.static_range(K):
+        resp = resp + (tl.where(exists, terms[k] / total, 0.0),)
+    return resp
+
+
+@triton.jit
+def nearest(squares, exists, K: tl.constexpr):
+    """1 for the first component at the least distance, 0 for the others: (W, R) each."""
+    least = squares[0]
+    label = tl.zeros_like(least).to(tl.int32)
+    for k in tl.static_range(1, K):
+        label = tl.where(squares[k] < least, k, label)
+        least = tl.minimum(squares[k], least)
+    resp = ()
+    for k in tl.static_range(K):
+        resp = resp + (tl.where(exists & (label == k), 1.0, 0.0),)
+    return resp
+
+
+@triton.jit
+def add_sums(count, first, second, resp, scaled, K: tl.constexpr, BY_ROWS: tl.constexpr):
+    """Adds Σν, Σν·t and Σν·t² of a tile to the sums so far."""
+    new_count = ()
+    new_first = ()
+    new_second = ()
+    for k in tl.static_range(K):
+        weighted = resp[k][:, :, None] * scaled[k]
+        new_count = new_count + (count[k] + tl.sum(resp[k], axis=1),)
+        new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
+        new_second = new_second + (second[k] + over_rows(weighted * scaled[k], BY_ROWS),)
+    return new_count, new_first, new_second

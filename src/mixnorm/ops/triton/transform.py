@@ -1,0 +1,421 @@
+"""The transform of a batch in one read and one write, and its gradient in two passes: ``reference.normalize``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.components import (
+    ACTIVATIONS,
+    activate,
+    activation_slope,
+    inverse_sqrt,
+    line,
+    load_parameter,
+)
+from mixnorm.ops.triton.tiles import load_tile, no_sums, over_rows, over_width, row_offsets, rows_of_tile, store_tile
+
+Statistics = tuple[Tensor, Tensor, Tensor]
+
+
+def mix(
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    activation: str | None,
+    affine_mode: str,
+) -> Tensor:
+    """Σ_k ν_k/√λ_k · act(x̂_k) with γ and β (D,); ``resp`` (B, m, K) lies in memory as (B, K, m)."""
+    batch, outer, inner, dim = points.shape
+    y = torch.empty_like(points)
+    shape = tiles.tile(points, 2 * resp.shape[2], rows_at_once=2)
+    x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
+    count = tiles.programs(points, shape.W * shape.R, per_processor=8)
+    with tiles.on_device(points):
+        _mix[(count, batch)](
+            points, resp, *statistics, weight, bias, y, outer * inner, inner, dim // x_walk.align,
+            *x_walk[:4], *y_walk[:4], eps,
+            **_options(weight, bias, activation, affine_mode), **_shape(shape, resp.shape[2]),
+            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align, num_warps=shape.num_warps,
+        )  # fmt: skip
+    return y
+
+
+def mix_backward(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    activation: str | None,
+    affine_mode: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points."""
+    batch, outer, inner, dim = points.shape
+    components = resp.shape[2]
+    shape = tiles.tile(points, 2 * components, rows_at_once=2)
+    x_walk, g_walk = tiles.walk(points, shape), tiles.walk(grad, shape)
+    count = tiles.programs(points, shape.W * shape.R, per_processor=4)
+    new = {"dtype": torch.float32, "device": points.device}
+    sums = torch.empty(batch, count, 2, components, dim, **new)
+    lines = torch.empty(batch, 2, components, dim, **new)
+    grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
+    grad_points = torch.empty_like(points)
+    out_walk = tiles.walk(grad_points, shape)
+    m = outer * inner
+    options = _options(weight, bias, activation, affine_mode)
+    addresses = (*x_walk[:4], *g_walk[:4])
+    paths = {"PATH": x_walk.path, "ALIGN": x_walk.align, "G_PATH": g_walk.path, "G_ALIGN": g_walk.align}
+    with tiles.on_device(points):
+        _gradient_sums[(count, batch)](
+            points, grad, resp, *statistics, weight, bias, sums, m, inner, dim // x_walk.align, *addresses, eps,
+            **options, **_shape(shape, components), **paths, num_warps=shape.num_warps,
+        )  # fmt: skip
+        block = min(16, shape.BLOCK_D)
+        _gradient_lines[(triton.cdiv(dim, block), batch)](
+            sums, *statistics, weight, bias, lines, grad_weight, grad_bias, m, dim, count, eps,
+            **options, K=components, BLOCK_D=block, BLOCK_G=64, num_warps=4,
+        )  # fmt: skip
+        _gradient[(tiles.programs(points, shape.W * shape.R, per_processor=8), batch)](
+            points, grad, resp, *statistics, weight, bias, lines, grad_points, m, inner, dim // x_walk.align,
+            *addresses, *out_walk[:4], eps,
+            **options, **_shape(shape, components), **paths, Y_PATH=out_walk.path, Y_ALIGN=out_walk.align,
+            num_warps=shape.num_warps,
+        )  # fmt: skip
+    return grad_points, grad_weight, grad_bias
+
+
+def _options(weight: Tensor | None, bias: Tensor | None, activation: str | None, affine_mode: str) -> dict[str, Any]:
+    return {
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATION": ACTIVATIONS[activation],
+        "IN_STATISTICS": affine_mode == "statistics",
+    }
+
+
+def _shape(shape: tiles.Tile, components: int) -> dict[str, Any]:
+    return {"K": components, "W": shape.W, "R": shape.R, "BLOCK_D": shape.BLOCK_D, "BY_ROWS": shape.BY_ROWS}
+
+
+@triton.jit
+def _lines(
+    weights_ptr,
+    means_ptr,
+    variances_ptr,
+    gamma,
+    beta,
+    d,
+    dim,
+    eps,
+    K: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+):
+    """1/√λ, and slope and centre (D,), of every component."""
+    factor, slope, centre = (), (), ()
+    for k in tl.static_range(K):
+        mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
+        variance = tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0)
+        a, c = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        factor = factor + (inverse_sqrt(tl.load(weights_ptr + k)),)
+        slope = slope + (a,)
+        centre = centre + (c,)
+    return factor, slope, centre
+
+
+@triton.jit
+def _mix(
+    x_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    y_ptr,  # (B, outer, inner, D), written
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    y_b,
+    y_o,
+    y_i,
+    y_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    Y_PATH: tl.constexpr,
+    Y_ALIGN: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = tl.arange(0, BLOCK_D)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    factor, slope, centre = _lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    for tile in range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0)):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        y = tl.zeros((W, R, BLOCK_D), tl.float32)
+        for k in tl.static_range(K):
+            mixing = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0) * factor[k]
+            z = x - centre[k][None, None, :]
+            if ACTIVATION == 0:
+                y += mixing[:, :, None] * slope[k][None, None, :] * z
+            else:
+                z = slope[k][None, None, :] * z
+                if not IN_STATISTICS:
+                    z += beta[None, None, :]
+                y += mixing[:, :, None] * activate(z, ACTIVATION)
+        if ACTIVATION == 0 and not IN_STATISTICS:
+            y += beta[None, None, :]
+        y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
+        store_tile(y_ptr + b * y_b, y, y_rows, exists, d, dim, y_d)
+
+
+@triton.jit
+def _gradient_sums(
+    x_ptr,  # (B, outer, inner, D)
+    grad_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    sums_ptr,  # (B, G, 2, K, D), written: P_k = Σ ν_k·act'·g and Q_k = Σ ν_k·act'·g·(x - c_k)
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    g_b,
+    g_o,
+    g_i,
+    g_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    G_PATH: tl.constexpr,
+    G_ALIGN: tl.constexpr,
+):
+    program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = tl.arange(0, BLOCK_D)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    _, slope, centre = _lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    first, second = (), ()
+    for _ in tl.static_range(K):
+        first = first + (no_sums(W, BLOCK_D, BY_ROWS),)
+        second = second + (no_sums(W, BLOCK_D, BY_ROWS),)
+    for tile in range(program, tl.cdiv(m, W * R), programs):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
+        new_first, new_second = (), ()
+        for k in tl.static_range(K):
+            resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
+            centred = x - centre[k][None, None, :]
+            weighted = resp[:, :, None] * grad
+            if ACTIVATION != 0:
+                z = slope[k][None, None, :] * centred
+                if not IN_STATISTICS:
+                    z += beta[None, None, :]
+                weighted *= activation_slope(z, ACTIVATION)
+            new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
+            new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
+        first, second = new_first, new_second
+    sums_ptr += (b * programs + program) * 2 * K * dim
+    for k in tl.static_range(K):
+        tl.store(sums_ptr + k * dim + d, over_width(first[k], BY_ROWS), mask=d < dim)
+        tl.store(sums_ptr + (K + k) * dim + d, over_width(second[k], BY_ROWS), mask=d < dim)
+
+
+@triton.jit
+def _gradient_lines(
+    sums_ptr,  # (B, G, 2, K, D)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
+    grad_gamma_ptr,  # (B, D), written
+    grad_beta_ptr,  # (B, D), written
+    m,
+    dim,
+    programs,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+):
+    """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
+    b = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    grad_gamma = tl.zeros((BLOCK_D,), tl.float32)
+    grad_beta = tl.zeros((BLOCK_D,), tl.float32)
+    sums_ptr += b * programs * 2 * K * dim
+    lines_ptr += b * 2 * K * dim
+    for k in tl.static_range(K):
+        first = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        second = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        for start in range(0, programs, BLOCK_G):
+            g = start + tl.arange(0, BLOCK_G)
+            mask = (g < programs)[:, None] & (d < dim)[None, :]
+            pointers = sums_ptr + (g[:, None] * 2 * K + k) * dim + d[None, :]
+            first += tl.load(pointers, mask=mask, other=0.0)
+            second += tl.load(pointers + K * dim, mask=mask, other=0.0)
+        share = tl.load(weights_ptr + b * K + k)
+        factor = inverse_sqrt(share)
+        row = (b * K + k) * dim + d
+        mean = tl.load(means_ptr + row, mask=d < dim, other=0.0)
+        variance = tl.load(variances_ptr + row, mask=d < dim, other=1.0)
+        slope, _ = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        p = tl.sum(first, axis=0)
+        q = tl.sum(second, axis=0) * factor
+        grad_mean = -slope * p * factor
+        if IN_STATISTICS:
+            grad_scale = -0.5 * slope * slope * slope * q  # with respect to γ·σ² + ε
+            grad_variance = grad_scale * tl.maximum(gamma, 0.0)
+            grad_gamma += tl.where(gamma >= 0, grad_scale * variance, 0.0)
+            grad_beta += grad_mean
+        else:
+            inverse = 1.0 / tl.sqrt(variance + eps)
+            grad_variance = -0.5 * gamma * inverse * inverse * inverse * q
+            grad_gamma += inverse * q
+            # Without an activation β is added once, and Σ_k ν_k = 1.
+            grad_beta += p if ACTIVATION == 0 else p * factor
+        in_use = tl.where(share > 0, 1.0 / (share * m), 0.0)
+        tl.store(lines_ptr + k * dim + d, grad_mean * in_use, mask=d < dim)
+        tl.store(lines_ptr + (K + k) * dim + d, 2.0 * grad_variance * in_use, mask=d < dim)
+    tl.store(grad_gamma_ptr + b * dim + d, grad_gamma, mask=d < dim)
+    tl.store(grad_beta_ptr + b * dim + d, grad_beta, mask=d < dim)
+
+
+@triton.jit
+def _gradient(
+    x_ptr,  # (B, outer, inner, D)
+    grad_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    lines_ptr,  # (B, 2, K, D)
+    out_ptr,  # (B, outer, inner, D), written
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    g_b,
+    g_o,
+    g_i,
+    g_d,
+    y_b,
+    y_o,
+    y_i,
+    y_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    G_PATH: tl.constexpr,
+    G_ALIGN: tl.constexpr,
+    Y_PATH: tl.constexpr,
+    Y_ALIGN: tl.constexpr,
+):
+    """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
+    b = tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = tl.arange(0, BLOCK_D)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    factor, slope, centre = _lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    mean, offset, tilt = (), (), ()
+    for k in tl.static_range(K):
+        mean = mean + (tl.load(means_ptr + (b * K + k) * dim + d, mask=d < dim, other=0.0),)
+        offset = offset + (tl.load(lines_ptr + (b * 2 * K + k) * dim + d, mask=d < dim, other=0.0),)
+        tilt = tilt + (tl.load(lines_ptr + (b * 2 * K + K + k) * dim + d, mask=d < dim, other=0.0),)
+    for tile in range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0)):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
+        out = tl.zeros((W, R, BLOCK_D), tl.float32)
+        for k in tl.static_range(K):
+            resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
+            direct = (factor[k] * slope[k])[None, None, :] * grad
+            if ACTIVATION != 0:
+                z = slope[k][None, None, :] * (x - centre[k][None, None, :])
+                if not IN_STATISTICS:
+                    z += beta[None, None, :]
+                direct *= activation_slope(z, ACTIVATION)
+            through = offset[k][None, None, :] + tilt[k][None, None, :] * (x - mean[k][None, None, :])
+            out += resp[:, :, None] * (direct + through)
+        y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
+        store_tile(out_ptr + b * y_b, out, y_rows, exists, d, dim, y_d)
