@@ -16,7 +16,9 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/cpu_layer.py
+	mkdir -p build
+	$(BIN)/mixnorm bench all --out build/bench.csv
+	$(BIN)/mixnorm bench plot build/bench.csv --out build/bench
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

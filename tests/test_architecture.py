@@ -28,6 +28,20 @@ ORDER = [
     "models.cifar_cnn",
     "models.densenet",
     "models.__init__",
+    "bench.cases",
+    "bench.table",
+    "bench.steps",
+    "bench.scikit_learn",
+    "bench.traffic",
+    "bench.errors",
+    "bench.measure",
+    "bench.cpu_memory",
+    "bench.run",
+    "bench.goals",
+    "bench.display",
+    "bench.plots",
+    "cli",
+    "__main__",
 ]
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
 MODULES = sorted(FILES.keys() - {"ops.__init__"})
