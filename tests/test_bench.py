@@ -1,6 +1,7 @@
 """The benchmark tool: a small run of everything on the CPU, what it writes, and what is made of it."""
 
 import csv
+import errno
 import math
 import subprocess
 import sys
@@ -23,6 +24,15 @@ FAST = ["--quick", "--device", "cpu", "--backend", "reference"]
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Where other tests run at the same time, threads that wait for each other take a thousand times as long."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -280,8 +290,8 @@ def test_samples_are_taken_in_turns():
     order = []
     steps = {name: lambda name=name: order.append(name) for name in "ab"}
     times = measure.alternate(steps, "cpu", quick=True, deadline=math.inf)
-    assert "".join(order[2:]) == ("a" * 6 + "b" * 6) * 2  # three of six count
-    assert [len(samples) for samples in times.values()] == [6, 6]
+    assert "".join(order[2:]) == ("aaa" + "bbb") * 2  # two of three count
+    assert [len(samples) for samples in times.values()] == [4, 4]
 
 
 def test_the_error_is_relative():
@@ -351,3 +361,15 @@ def test_a_table_without_a_file_keeps_its_rows():
     table = Table()
     table.add({"benchmark": "layer"})
     assert table.rows == [{"benchmark": "layer"}]
+
+
+def test_a_full_disk_ends_the_run_with_a_sentence_and_the_table(tmp_path, monkeypatch):
+    def no_space(_table, _text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "bench.csv"
+    monkeypatch.setattr(Table, "_append", no_space)
+    result = invoke("layer", *FAST, "--only", "fp32,K=1", "--out", path)
+    assert result.exit_code == 2
+    assert "could not be written: No space left on device" in result.output
+    assert "layer · " in result.output

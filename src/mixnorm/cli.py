@@ -11,6 +11,7 @@ import torch
 
 from mixnorm.bench.cases import BENCHMARKS, LAYOUTS, all_cases, select
 from mixnorm.bench.run import Settings, run
+from mixnorm.bench.steps import backend_in_use
 from mixnorm.bench.table import Table, read
 from mixnorm.ops.backend import BACKENDS
 
@@ -58,7 +59,7 @@ def mistakes() -> Iterator[None]:
     """Turns an error that is the user's to solve into its sentence."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         fail(str(error))
 
 
@@ -76,7 +77,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="Tiny cases and few samples
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")]
 Backend = Annotated[str, typer.Option("--backend", help="Of mixture norm: auto, triton or reference.")]
 Reference = Annotated[bool, typer.Option("--reference", help="Measure the plain reference, too.")]
-Layout = Annotated[str, typer.Option("--layout", help="channels_last, contiguous or both.")]
+Layout = Annotated[str, typer.Option("--layout", help="Of layer, inference and memory: channels_last, contiguous or both.")]
 Commit = Annotated[str | None, typer.Option("--commit", help="The commit to record where git cannot tell.")]
 Tables = Annotated[Path, typer.Argument(help="A CSV that mixnorm bench wrote.", metavar="FILE.csv")]
 
@@ -98,6 +99,7 @@ def _benchmark(name: str, text: str) -> None:
         with mistakes():
             device = _device(device)
             _choice("--backend", backend, BACKENDS)
+            backend_in_use(device, backend)  # one that cannot run here is a mistake now, not a failure of every case
             _choice("--layout", layout, (*LAYOUTS, "both"))
             cases = all_cases(device, quick=quick, layouts=LAYOUTS if layout == "both" else (layout,))
             cases = [case for case in cases if name in ("all", case.benchmark)]
@@ -113,17 +115,19 @@ def _benchmark(name: str, text: str) -> None:
 def _measure(cases: list[Any], settings: Settings, table: Table) -> None:
     from mixnorm.bench.display import Display, show
 
-    stopped = False
+    code = 0
     try:
         with Display() as display:
             run(cases, settings, table, display)
     except KeyboardInterrupt:
-        stopped = True
+        code = 130
+    except OSError as error:  # such as a full disk
+        typer.echo(f"{table.path} could not be written: {error.strerror}", err=True)
+        code = 2
     show(table.rows)
-    if table.path:
+    if table.path and not code:
         typer.echo(f"\n{len(table.rows)} rows are in {table.path}; mixnorm bench plot {table.path} draws them.")
-    if stopped:
-        raise typer.Exit(130)
+    raise typer.Exit(code)
 
 
 def _device(device: str) -> str:

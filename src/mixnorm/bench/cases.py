@@ -130,9 +130,9 @@ def quick_cases(device: str) -> list[Case]:
 
 
 def all_cases(device: str, *, quick: bool = False, layouts: Sequence[str] = ("channels_last",)) -> list[Case]:
-    """Every case of a device ("cuda" or "cpu"). Other layouts apply where an activation is the input."""
+    """Every case of a device ("cuda" or "cpu"). Layouts are those of "layer", "inference" and "memory"."""
     cases = quick_cases(device) if quick else gpu_cases() if device == "cuda" else cpu_cases()
-    fixed = [case for case in cases if case.benchmark in ("fit", "cost")]
+    fixed = [case for case in cases if case.benchmark in ("fit", "cost", "scaling")]
     free = [case for case in cases if case not in fixed]
     wanted = [replace(case, layout=layout) for layout in layouts for case in free] + fixed
     return sorted(wanted, key=lambda case: list(BENCHMARKS).index(case.benchmark))

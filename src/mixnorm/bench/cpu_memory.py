@@ -13,6 +13,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from mixnorm.bench.cases import Case
 from mixnorm.bench.steps import Variant, make_inputs, make_step
 
@@ -26,6 +28,7 @@ def cpu_peak_memory(case: Case, variant: Variant) -> int:
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "0",
         "PYTHONPATH": path,
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
     job = json.dumps([asdict(case), asdict(variant)])
     done = subprocess.run(

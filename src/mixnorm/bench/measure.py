@@ -99,8 +99,8 @@ def gpu_time(step: Step, calls: int) -> float:
 def _alternate_cpu(steps: Mapping[Key, Step], *, quick: bool, deadline: float) -> dict[Key, list[float]]:
     """Each step runs several times in a row, the first few not counted: so a layer meets a warm allocator in training."""
     once = sum(cpu_time(step) for step in steps.values()) / 1e3
-    repeats = 3 if quick else max(1, min(CPU_REPEATS, int(2.0 / once)))
-    uncounted = min(3, repeats)
+    repeats = 2 if quick else max(1, min(CPU_REPEATS, int(2.0 / once)))
+    uncounted = 1 if quick else min(3, repeats)
     per_round = once * (repeats + uncounted)
     rounds = 2 if quick else max(3, min(CPU_ROUNDS, int(CPU_CASE_SECONDS / per_round)))
     times: dict[Key, list[float]] = {key: [] for key in steps}

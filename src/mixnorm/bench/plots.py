@@ -105,7 +105,7 @@ def cost(rows: list[Row]) -> Figure:
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
     figure, panels = _panels(
-        "Training steps of DenseNet with its last norm replaced: steps a second against batch norm's", rows, [1] * len(cases)
+        "DenseNet with its last norm replaced: training steps a second against batch norm's", rows, [1] * len(cases)
     )
     kinds = [*modes, "paper"]
     colors = {"graph": BLUE, "eager": "#88bbdd", "cpu": BLUE, "paper": PALE}
@@ -123,6 +123,7 @@ def cost(rows: list[Row]) -> Figure:
             values.append(value)
         axis.axhline(1, color=INK, lw=1, zorder=2)
         axis.set_xticks(range(len(components)), [f"K = {k}" for k in components])
+        axis.set_xlim(-0.6, len(components) - 0.4)
         axis.tick_params(axis="x", length=0)
         depth, batch = (int(number) for number in re.findall(r"\d+", case))
         axis.set_title(f"{depth} layers, batch {batch}, {part[0]['channels']} channels")
@@ -132,7 +133,8 @@ def cost(rows: list[Row]) -> Figure:
     texts = {"graph": "in a CUDA graph", "eager": "eager", "cpu": "on the CPU", "paper": "the paper (Titan X)"}
     handles: list[Any] = [Patch(color=colors[kind], label=texts[kind]) for kind in kinds]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
-    handles.append(Line2D([], [], color=GOAL, lw=2.2, label="goal, at least"))
+    if any(mode in goals.COST for mode in modes):
+        handles.append(Line2D([], [], color=GOAL, lw=2.2, label="goal, at least"))
     _legend(figure, handles)
     return figure
 
@@ -157,16 +159,16 @@ def scaling(rows: list[Row]) -> Figure:
             else:
                 axis.plot(*zip(*line, strict=True), "o-", color=color, lw=1.8, ms=4.5, label=label)
         if name == "K":
-            axis.set_ylim(0, None)
+            axis.set_ylim(0, 1.12 * max(row["time_ms"] for row in part))
             axis.set_xticks(sorted({_size(row) for row in part if not goals.is_base(row)}))
         else:
             axis.set_xscale("log", base=2 if name == "C" else 10)
             axis.set_yscale("log")
+            axis.margins(y=0.25)
         shape = part[0]["case"].split("x")
         fixed = {"m": f"C = {shape[1]}", "C": f"m = {part[0]['m']:,}", "K": "×".join(shape)}[name]
         axis.set_title(f"against the {texts[name].split()[0]} ({fixed}, {part[0]['dtype']})", fontsize=10)
         axis.set_xlabel(texts[name])
-        axis.margins(y=0.25)
         axis.legend(frameon=False, fontsize=8.5, loc="lower right" if name == "K" else "upper left")
     panels[0].set_ylabel("milliseconds")
     return figure
@@ -186,7 +188,10 @@ def fit(rows: list[Row]) -> Figure:
                 if line:
                     label = f"{' × '.join(case.split('x'))}{', scikit-learn' if base else ''}"
                     axis.plot(*zip(*line, strict=True), "x:" if base else "o-", color=color, lw=1.8, ms=6, label=label)
-        axis.set_ylim(0, None)
+        if any(goals.is_base(row) for row in part):  # an order of magnitude above the others
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(0, None)
         axis.set_xticks(sorted({row["num_components"] for row in part}))
         axis.set_xlabel("components K")
         axis.set_title(_mode_text(mode))
@@ -208,23 +213,24 @@ def _bar(axis: Any, x: float, value: float, width: float, color: str, goal: floa
 
 
 def _panels(title: str, rows: list[Row], widths: Sequence[int]) -> tuple[Figure, list[Any]]:
-    """A figure with panels side by side, whose title says what was measured, with what, and where."""
+    """A figure with panels side by side, under two lines that say what was measured, where, and with what."""
     count = sum(widths)
-    width = min(16, max(7.5, 3 + (4.2 if count == len(widths) else 1.55) * count))
-    figure = Figure(figsize=(width, 5), layout=ConstrainedLayoutEngine(rect=(0.005, 0.055, 0.99, 0.935)))
+    width = min(16, max(9.5, 3 + (4.2 if count == len(widths) else 1.55) * count))
+    # What the layout may use: the head above and the legend below are placed by hand.
+    figure = Figure(figsize=(width, 5.4), layout=ConstrainedLayoutEngine(rect=(0.004, 0.065, 0.99, 0.815)))
     backend = next(row["variant"] for row in rows if not goals.is_base(row))
     row = rows[-1]
     versions = f"torch {row['torch']}" + (f", triton {row['triton']}" if backend == "triton" else "")
-    where = [f"backend {backend}", versions, f"commit {row['commit']}" if row["commit"] else "", row["date"][:10]]
-    title = f"{title}  ·  {row['device']}"
-    figure.suptitle(title, x=0.01, y=0.985, ha="left", va="top", fontsize=12.5, color=INK, weight="bold")
-    figure.text(0.01, 0.012, " · ".join(part for part in where if part), color=GREY, fontsize=8.5)
+    commit = f"commit {row['commit']}" if row["commit"] else ""
+    where = [row["device"], f"backend {backend}", versions, commit, row["date"][:10]]
+    figure.text(0.01, 0.975, title, va="top", fontsize=12.5, color=INK, weight="bold")
+    figure.text(0.01, 0.925, " · ".join(part for part in where if part), va="top", fontsize=10, color=GREY)
     axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=list(widths))[0]
     return figure, list(axes)
 
 
 def _legend(figure: Figure, handles: list[Any]) -> None:
-    figure.legend(handles=handles, loc="lower right", ncols=len(handles), frameon=False, fontsize=9, borderaxespad=0.2)
+    figure.legend(handles=handles, loc="lower right", ncols=len(handles), frameon=False, fontsize=9)
 
 
 def _fastest(rows: list[Row]) -> list[Row]:

@@ -105,7 +105,9 @@ def _line(values: Iterable[str]) -> str:
 
 def environment(device: str, commit: str | None = None) -> Row:
     """Where the figures come from: the columns of ``ENVIRONMENT``."""
-    name = torch.cuda.get_device_name() if device == "cuda" else f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    cpu = f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
+    name = torch.cuda.get_device_name() if device == "cuda" else cpu
     try:
         triton = metadata.version("triton")
     except metadata.PackageNotFoundError:
