@@ -59,7 +59,9 @@ class GaussianMixture:
 
     def sample(self, count: int, *, generator: torch.Generator | None = None) -> Tensor:
         """Points drawn from the mixture, (..., count, D)."""
-        uniforms = _rand((*self.weights.shape[:-1], count), self.weights, generator)
+        uniforms = torch.rand(
+            (*self.weights.shape[:-1], count), dtype=self.weights.dtype, device=self.weights.device, generator=generator
+        )
         label = torch.searchsorted(self.weights.cumsum(-1), uniforms, right=True).clamp_max(self.num_components - 1)
         index = label.unsqueeze(-1).expand(*label.shape, self.means.shape[-1])
         noise = torch.randn(index.shape, dtype=self.means.dtype, device=self.means.device, generator=generator)
@@ -77,7 +79,8 @@ def kmeans_plus_plus(x: Tensor, num_components: int, *, generator: torch.Generat
     """
     _check_points(x, num_components)
     points = _batched(x)
-    seeds = reference_fit.seed(points, num_components, _seed_uniforms(points, num_components, generator))
+    uniforms = _draws(points.shape[0] * reference_fit.num_uniforms(num_components), points, generator, fixed=False)
+    seeds = reference_fit.seed(points, num_components, uniforms.view(points.shape[0], -1))
     return seeds.view(*x.shape[:-2], num_components, x.shape[-1])
 
 
@@ -116,18 +119,17 @@ def fit_mixture(
     _check_points(x, num_components)
     if em_iters < 0:
         raise ValueError(f"em_iters={em_iters} must not be negative")
-    points = _batched(x)
-    count = sample_size(points.shape[1], num_components, sample_fraction, max_samples)
-    sample = points[:, sample_indices(points.shape[1], count, points.device, generator)] if count < x.shape[-2] else points
+    points = _batched(x).unsqueeze(2)
+    size = sample_size(points.shape[1], num_components, sample_fraction, max_samples)
     lead = x.shape[:-2]
-    start = None if init is None else _flat_mixture(init, lead, num_components, points)
-    weights, means, variances = fit_sample(
-        sample,
+    _, (weights, means, variances) = fit_points(
+        points,
+        size,
         num_components,
         em_iters=em_iters,
         min_weight=min_weight,
         min_variance=min_variance,
-        init=start,
+        init=None if init is None else _flat_mixture(init, lead, num_components, points),
         generator=generator,
         backend=backend,
     )
@@ -135,8 +137,9 @@ def fit_mixture(
     return GaussianMixture(weights.view(shape), means.view(*shape, -1), variances.view(*shape, -1))
 
 
-def fit_sample(
-    sample: Tensor,
+def fit_points(
+    points: Tensor,
+    size: int,
     num_components: int,
     *,
     em_iters: int,
@@ -144,19 +147,32 @@ def fit_sample(
     min_variance: float,
     init: ops.Statistics | None,
     generator: torch.Generator | None,
+    fixed: bool = False,
     backend: str,
-) -> ops.Statistics:
-    """The fit itself, on a sample (B, m, D) of at least fp32: λ (B, K), μ and σ² (B, K, D)."""
+) -> tuple[Tensor, ops.Statistics]:
+    """The fit itself: ``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
+
+    ``fixed``: the same numbers every time in place of random ones.
+    """
     options: dict[str, Any] = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
+    seeds = reference_fit.num_uniforms(num_components) if init is None else num_components
+    # All the random numbers of a fit at once: on a GPU each call is a launch.
+    draws = _draws(size + 1 + points.shape[0] * seeds, points, generator, fixed)
     if init is None:
-        uniforms = _seed_uniforms(sample, num_components, generator)
         lloyd_iters = em_iters // 2
-        return ops.fit(
-            sample, num_components, lloyd_iters=lloyd_iters, em_iters=em_iters - lloyd_iters, uniforms=uniforms, **options
+        return ops.sample_and_fit(
+            points, size, draws, num_components, lloyd_iters=lloyd_iters, em_iters=em_iters - lloyd_iters, **options
         )
-    uniforms = _rand((sample.shape[0], num_components), sample, generator)
-    start = reference_fit.revive(sample, *init, uniforms)
-    return ops.em(sample, start, iterations=em_iters, **options)
+    sample = ops.sample_of(points, size, draws, backend=backend)
+    start = reference_fit.revive(sample, *init, draws[size + 1 :].view(-1, num_components))
+    return sample, ops.em(sample, start, iterations=em_iters, **options)
+
+
+def _draws(count: int, points: Tensor, generator: torch.Generator | None, fixed: bool) -> Tensor:
+    dtype = ops.compute_dtype(points.dtype)
+    if fixed:  # multiples of the golden ratio: as even as numbers in [0, 1) can be
+        return torch.arange(1, count + 1, dtype=torch.float64, device=points.device).mul(0.5 * 5**0.5 - 0.5).frac().to(dtype)
+    return torch.rand(count, dtype=dtype, device=points.device, generator=generator)
 
 
 def sample_size(count: int, num_components: int, fraction: float, max_samples: int | None) -> int:
@@ -167,20 +183,6 @@ def sample_size(count: int, num_components: int, fraction: float, max_samples: i
         raise ValueError(f"max_samples={max_samples} is less than num_components={num_components}: raise it, or use None")
     wanted = max(round(fraction * count), 16 * num_components)
     return min(count, wanted, count if max_samples is None else max_samples)
-
-
-def sample_indices(count: int, size: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """``size`` distinct indices below ``count``: a random one from each of as many stretches of equal length.
-
-    Distinct without a permutation of all points, and no image of a batch is left out.
-    """
-    stretch = count // size
-    index = torch.arange(0, size * stretch, stretch, device=device)
-    if stretch > 1:
-        index += torch.randint(stretch, (size,), device=device, generator=generator)
-    if count > size * stretch:
-        index += torch.randint(count - size * stretch + 1, (1,), device=device, generator=generator)
-    return index
 
 
 def _check_points(x: Tensor, num_components: int) -> None:
@@ -205,11 +207,3 @@ def _flat_mixture(init: GaussianMixture, lead: torch.Size, num_components: int, 
         init.means.to(points).reshape(-1, *shape[-2:]),
         init.variances.to(points).reshape(-1, *shape[-2:]),
     )
-
-
-def _seed_uniforms(points: Tensor, num_components: int, generator: torch.Generator | None) -> Tensor:
-    return _rand((points.shape[0], reference_fit.num_uniforms(num_components)), points, generator)
-
-
-def _rand(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)

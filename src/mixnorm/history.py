@@ -43,8 +43,8 @@ class MixtureHistory(nn.Module):
 
     def _create_history(self, device: Any, dtype: Any) -> None:
         # What is not in the state dict: it can be found again from the buffers or the next batch.
-        self._batches_seen = 0
-        self._last_mixture: GaussianMixture | None = None
+        self._seen = False  # a batch since the history was emptied
+        self._last_statistics: ops.Statistics | None = None
         self._warm_starts: dict[int, ops.Statistics | None] = {}
         self._pooled: GaussianMixture | None = None
 
@@ -67,14 +67,23 @@ class MixtureHistory(nn.Module):
     def mixture(self) -> GaussianMixture | None:
         """The mixture of the last training batch; ``None`` before the first. For "batch", (K,), (K, C) and (K, C)."""
         if not self.keeps_history:
-            return self._last_mixture
-        if self._batches_seen == 0:
+            return None if self._last_statistics is None else GaussianMixture(*self._last_statistics)
+        if self._is_empty():
             return None
         return GaussianMixture(
             self.history_weights[..., -1, :].clone(),
             self.history_means[..., -1, :, :].clone(),
             self.history_vars[..., -1, :, :].clone(),
         )
+
+    def _is_empty(self) -> bool:
+        """Whether the history holds no batch, without a look at a GPU's memory.
+
+        Compiled code takes an empty history as it is: no component is in use.
+        """
+        if torch.compiler.is_compiling():
+            return False
+        return not self._seen if self.num_batches_tracked.device.type != "cpu" else not self.num_batches_tracked
 
     def effective_components(self) -> int | Tensor:
         """How many components the last training batch used; a tensor where there are several mixtures."""
@@ -86,7 +95,7 @@ class MixtureHistory(nn.Module):
 
     def reset_running_stats(self) -> None:
         """Empties the history."""
-        self._batches_seen = 0
+        self._seen = False
         self._forget()
         self.history_samples = None
         if self.keeps_history:
@@ -97,34 +106,33 @@ class MixtureHistory(nn.Module):
 
     def _forget(self) -> None:
         """Drops what is not in the state dict."""
-        self._last_mixture = self._pooled = None
+        self._last_statistics = self._pooled = None
         self._warm_starts = {}
 
     def remember(self, statistics: ops.Statistics, sample: Tensor) -> None:
-        """Appends this batch's mixture to the history, unless it is not finite."""
-        if self.population == "batch":
-            statistics, sample = tuple(s.squeeze(0) for s in statistics), sample.squeeze(0)  # type: ignore[assignment]
+        """Appends this batch's mixture, λ (B, K), μ and σ² (B, K, D), to the history, unless it is not finite."""
         if not self.keeps_history:
-            self._batches_seen += 1
-            self._last_mixture = GaussianMixture(*statistics)
+            one = self.population == "batch"
+            self._last_statistics = tuple(s.squeeze(0) for s in statistics) if one else statistics  # type: ignore[assignment]
             return
-        newest = [s.to(self.history_weights.dtype) for s in statistics]
-        finite = (newest[0].sum() + newest[1].sum() + newest[2].sum()).isfinite()
-        on_host = finite.device.type == "cpu" and not torch.compiler.is_compiling()
-        if on_host and not finite:
-            return
-        self._batches_seen += 1
+        self._seen = True
         self._pooled = None
-        queues = [self.history_weights, self.history_means, self.history_vars]
-        axis = self.history_weights.dim() - 2
+        lead = self.population != "channel"
+        queues = tuple(q.unsqueeze(0) if lead else q for q in (self.history_weights, self.history_means, self.history_vars))
+        ops.push(queues, statistics, self.num_batches_tracked, backend=self.backend)  # type: ignore[arg-type]
         if self.inference == "pooled":
-            queues.append(self._sample_queue(sample, axis))
-            rows = torch.arange(queues[-1].shape[-2], device=sample.device) % sample.shape[-2]
-            newest.append(sample[..., rows, :].to(queues[-1].dtype))
-        for queue, value in zip(queues, newest, strict=True):
-            shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), value.unsqueeze(axis)), axis)
-            queue.copy_(shifted if on_host else torch.where(finite, shifted, queue))
-        self.num_batches_tracked.add_(finite)
+            self._keep_sample(sample)
+
+    def _keep_sample(self, sample: Tensor) -> None:
+        """Appends the sample (B, s, D) to those of the last T batches, NaN where a slot is empty."""
+        if self.population == "batch":
+            sample = sample.squeeze(0)
+        axis = self.history_weights.dim() - 2
+        queue = self._sample_queue(sample, axis)
+        rows = torch.arange(queue.shape[-2], device=sample.device) % sample.shape[-2]
+        newest = sample[..., rows, :].to(queue.dtype)
+        shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), newest.unsqueeze(axis)), axis)
+        queue.copy_(torch.where(newest.isfinite().all(), shifted, queue))
 
     def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
         """The kept samples of the last T batches, NaN where a slot is empty; the first batch says how many points."""
@@ -190,7 +198,7 @@ class MixtureHistory(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         self._forget()
         if self.keeps_history and not self.num_batches_tracked.is_meta:
-            self._batches_seen = int(self.num_batches_tracked)
+            self._seen = bool(self.num_batches_tracked)
 
     def _translate_batch_norm(self, state_dict: dict[str, Any], prefix: str, error_msgs: list[str]) -> None:
         """Replaces a batch norm's entries by the history that gives its evaluation output."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mixnorm import gmm
 from mixnorm.functional import AFFINE_MODES, INFERENCE_MODES, check_choice, empty_like_affine, no_autocast
-from mixnorm.history import MixtureHistory, fixed_generator
+from mixnorm.history import MixtureHistory
 from mixnorm.ops import backend as ops
 from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
 from mixnorm.populations import POPULATIONS, from_points, parameter_for_points, to_points
@@ -115,16 +115,17 @@ class _MixtureNorm(MixtureHistory):
                 "use a larger batch or image, or call eval()"
             )
         with torch.no_grad():
-            generator = None if self.training else fixed_generator(points.device)
-            sample = self._sample(points.detach(), generator)
-            mixture = gmm.fit_sample(
-                sample,
+            size = gmm.sample_size(count, self.num_components, self.sample_fraction, self.max_samples)
+            sample, mixture = gmm.fit_points(
+                points.detach(),
+                size,
                 self.num_components,
                 em_iters=self.em_iters,
                 min_weight=self.min_weight,
                 min_variance=max(self.eps, MIN_VARIANCE),
-                init=self._warm_mixture(sample) if self.seeding == "warm" and self.training else None,
-                generator=generator,
+                init=self._warm_mixture(points) if self.seeding == "warm" and self.training else None,
+                generator=None,
+                fixed=not self.training,
                 backend=self.backend,
             )
             resp, statistics = ops.em_step(points.detach(), mixture, backend=self.backend)
@@ -136,37 +137,33 @@ class _MixtureNorm(MixtureHistory):
             affine_mode=self.affine_mode, backend=self.backend,
         )  # fmt: skip
 
-    def _sample(self, points: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The points that the mixture is fitted to, (B, s, D)."""
-        batch, outer, inner, dim = points.shape
-        count = outer * inner
-        size = gmm.sample_size(count, self.num_components, self.sample_fraction, self.max_samples)
-        if size == count:
-            return points.reshape(batch, count, dim).to(ops.compute_dtype(points.dtype))
-        index = gmm.sample_indices(count, size, points.device, generator)
-        return ops.gather(points, index, backend=self.backend)
-
-    def _warm_mixture(self, sample: Tensor) -> ops.Statistics | None:
+    def _warm_mixture(self, points: Tensor) -> ops.Statistics | None:
         """The last batch's mixture, to go on from; ``None`` for the first batch, which is seeded.
 
         A recomputation starts where its forward pass did. It is known by a random number, because activation checkpointing
         puts the generator back.
         """
-        number = 0 if torch.compiler.is_compiling() else int(torch.randint(2**62, ()))
+        if torch.compiler.is_compiling():
+            return self._newest_for(points)
+        number = int(torch.randint(2**62, ()))
         if number in self._warm_starts and _in_backward():
             return self._warm_starts[number]
-        mixture, start = self.mixture, None
-        shape = (sample.shape[0], self.num_components)
-        if mixture is not None and mixture.weights.numel() == shape[0] * shape[1]:
-            start = (
-                mixture.weights.to(sample.dtype).reshape(shape),
-                mixture.means.to(sample.dtype).reshape(*shape, -1),
-                mixture.variances.to(sample.dtype).reshape(*shape, -1),
-            )
-        self._warm_starts[number] = start
+        start = self._warm_starts[number] = self._newest_for(points)
         if len(self._warm_starts) > MAX_WARM_STARTS:
             del self._warm_starts[next(iter(self._warm_starts))]
         return start
+
+    def _newest_for(self, points: Tensor) -> ops.Statistics | None:
+        """The newest mixture as (B, K) and twice (B, K, D); ``None`` where there is none for these points."""
+        mixture, shape = self.mixture, (points.shape[0], self.num_components)
+        if mixture is None or mixture.weights.numel() != shape[0] * shape[1]:
+            return None
+        dtype = ops.compute_dtype(points.dtype)
+        return (
+            mixture.weights.to(dtype).reshape(shape),
+            mixture.means.to(dtype).reshape(*shape, -1),
+            mixture.variances.to(dtype).reshape(*shape, -1),
+        )
 
     def _normalize_by_history(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         weights, tau = self.slot_weights()

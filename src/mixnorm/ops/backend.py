@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixnorm.ops import reference, reference_fit
+from mixnorm.ops.differentiable import gradients
 
 BACKENDS = ("auto", "reference", "triton")
 Statistics = tuple[Tensor, Tensor, Tensor]  # λ (B, K), μ (B, K, D), σ² (B, K, D)
@@ -24,34 +25,63 @@ def check(backend: str) -> None:
     """Raises unless the backend exists and can run here."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown: choose one of {', '.join(map(repr, BACKENDS))}")
-    if backend == "triton":
-        raise RuntimeError("backend='triton' is not part of this version: use 'auto' or 'reference'")
+    if backend == "triton" and not _has("triton"):
+        raise RuntimeError("backend='triton' needs the package triton: install it, or use 'auto'")
 
 
-def fit(sample: Tensor, num_components: int, *, backend: str = "auto", **options: Any) -> Statistics:
-    """A mixture of ``sample`` (B, m, D) from k-means++, Lloyd and EM; see :func:`mixnorm.ops.reference_fit.fit`."""
-    return _implementation(sample, backend, reference_fit).fit(sample, num_components, **options)
+def sample_and_fit(
+    points: Tensor, size: int, draws: Tensor, num_components: int, *, backend: str = "auto", **options: Any
+) -> tuple[Tensor, Statistics]:
+    """``size`` of the points (B, size, D), and their mixture from k-means++, Lloyd and EM.
+
+    ``draws`` are size + 1 uniform numbers for the sample, and ``reference_fit.num_uniforms`` for each mixture.
+    """
+    if torch.compiler.is_compiling():
+        from mixnorm.ops import library
+
+        sample, *mixture = library.sample_and_fit(points, size, draws, num_components, backend=backend, **options)
+        return sample, tuple(mixture)  # type: ignore[return-value]
+    implementation = _implementation(points, backend, num_components)
+    if hasattr(implementation, "sample_and_fit"):
+        return implementation.sample_and_fit(points, size, draws, num_components, **options)
+    sample = sample_of(points, size, draws, backend=backend)
+    uniforms = draws[size + 1 :].view(points.shape[0], -1)
+    return sample, (implementation or reference_fit).fit(sample, num_components, uniforms=uniforms, **options)
+
+
+def sample_of(points: Tensor, size: int, draws: Tensor, *, backend: str = "auto") -> Tensor:
+    """``size`` of the points, (B, size, D), in at least fp32."""
+    batch, outer, inner, dim = points.shape
+    dtype = compute_dtype(points.dtype)
+    if size == outer * inner:
+        return points.reshape(batch, size, dim).to(dtype)
+    index = reference_fit.sample_indices(outer * inner, size, draws)
+    implementation = None if points.dtype != dtype or torch.compiler.is_compiling() else _implementation(points, backend)
+    if hasattr(implementation, "gather"):
+        return implementation.gather(points, index)
+    return reference_fit.gather(points, index).to(dtype)
 
 
 def em(sample: Tensor, mixture: Statistics, *, backend: str = "auto", **options: Any) -> Statistics:
     """EM steps from a given mixture; see :func:`mixnorm.ops.reference_fit.em`."""
-    return _implementation(sample, backend, reference_fit).em(sample, *mixture, **options)
+    if torch.compiler.is_compiling():
+        from mixnorm.ops import library
 
-
-def gather(points: Tensor, index: Tensor, *, backend: str = "auto") -> Tensor:
-    """The points with the given numbers, (B, count, D), in at least fp32."""
-    if points.dtype != compute_dtype(points.dtype):
-        return reference_fit.gather(points, index).to(compute_dtype(points.dtype))
-    return _implementation(points, backend, reference_fit).gather(points, index)
+        return tuple(library.em(sample, *mixture, backend=backend, **options))  # type: ignore[return-value]
+    return (_implementation(sample, backend, mixture[0].shape[1]) or reference_fit).em(sample, *mixture, **options)
 
 
 def em_step(points: Tensor, mixture: Statistics, *, backend: str = "auto") -> tuple[Tensor, Statistics]:
     """ν (B, m, K) of every point under the mixture, and λ, μ, σ² of all points under that ν."""
-    points = points.to(mixture[1].dtype)
-    implementation = _implementation(points, backend, reference)
-    if implementation is not reference:
+    if torch.compiler.is_compiling():
+        from mixnorm.ops import library
+
+        resp, *statistics = library.em_step(points, *mixture, backend=backend)
+        return resp, tuple(statistics)  # type: ignore[return-value]
+    implementation = _implementation(points, backend, mixture[0].shape[1])
+    if implementation is not None:
         return implementation.em_step(points, mixture)
-    resp, *statistics = reference.em_step(_flat(points), *mixture)
+    resp, *statistics = reference.em_step(_flat(points.to(mixture[1].dtype)), *mixture)
     return resp, tuple(statistics)  # type: ignore[return-value]
 
 
@@ -66,12 +96,45 @@ def normalize(
     **options: Any,
 ) -> Tensor:
     """The transform of a batch. ``statistics`` are those of the points under ``resp``, where they are known already."""
+    if _is_per_feature(weight, points) and _is_per_feature(bias, points):
+        if torch.compiler.is_compiling() and statistics is not None:
+            from mixnorm.ops import library
+
+            return library.normalize(points, resp, *statistics, weight, bias, backend=backend, **options)
+        implementation = _implementation(points, backend, resp.shape[2])
+        if implementation is not None:
+            return implementation.normalize(points, resp, weight, bias, statistics, **options)
     x = points.to(resp.dtype)
-    implementation = _implementation(x, backend, reference)
-    if implementation is not reference and _is_per_feature(weight, x) and _is_per_feature(bias, x):
-        return implementation.normalize(x, resp, weight, bias, statistics, **options).to(points.dtype)
     y = reference.normalize(_flat(x), resp, _flat_like(weight, points), _flat_like(bias, points), **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
+
+
+def normalize_backward(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    backend: str = "auto",
+    **options: Any,
+) -> Sequence[Tensor | None]:
+    """The gradients of the points, γ and β (D,) for the upstream gradient ``grad`` of :func:`normalize`."""
+    implementation = _implementation(points, backend, resp.shape[2])
+    if implementation is not None:
+        return implementation.mix_backward(grad, points, resp, statistics, weight, bias, **options)
+    return gradients_of(lambda x, w, b: normalize(x, resp, w, b, backend="reference", **options), grad, points, weight, bias)
+
+
+def gradients_of(
+    transform: Callable[..., Tensor], grad: Tensor, points: Tensor, weight: Tensor | None, bias: Tensor | None
+) -> list[Tensor | None]:
+    """The gradients of a transform of (points, γ, β)."""
+    inputs = [None if t is None else t.detach().requires_grad_() for t in (points, weight, bias)]
+    with torch.enable_grad():
+        y = transform(*inputs)
+    return gradients(y, inputs, [True] * 3, grad, create_graph=False)
 
 
 def inference(
@@ -87,34 +150,66 @@ def inference(
     **options: Any,
 ) -> Tensor:
     """The transform under T given mixtures: ``weights`` (B, T, K), ``means``, ``variances`` (B, T, K, D), τ (B, T)."""
-    x = points.to(means.dtype)
     mixtures = (weights, means, variances, slot_weights)
-    implementation = _implementation(x, backend, reference)
-    if implementation is not reference and _is_per_feature(weight, x) and _is_per_feature(bias, x):
-        return implementation.inference(x, *mixtures, weight, bias, **options).to(points.dtype)
+    if _is_per_feature(weight, points) and _is_per_feature(bias, points):
+        if torch.compiler.is_compiling():
+            from mixnorm.ops import library
+
+            return library.inference(points, *mixtures, weight, bias, backend=backend, **options)
+        implementation = _implementation(points, backend, weights.shape[2], weights.shape[1])
+        if implementation is not None:
+            return implementation.inference(points, *mixtures, weight, bias, **options)
+    x = points.to(means.dtype)
     y = reference.inference(_flat(x), *mixtures, _flat_like(weight, points), _flat_like(bias, points), **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
 
-def _implementation(x: Tensor, backend: str, reference: ModuleType) -> Any:
-    """The module that runs for this tensor: ``reference``, or a faster one with the same functions."""
+def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: str = "auto") -> None:
+    """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, unless that is not finite.
+
+    The queues change in place. Nothing is read back from a GPU to decide.
+    """
+    if torch.compiler.is_compiling():
+        from mixnorm.ops import library
+
+        library.push(*queues, *newest, tracked, backend=backend)
+        return
+    implementation = _implementation(newest[0].unsqueeze(0).unsqueeze(-1), backend)
+    if hasattr(implementation, "push"):
+        implementation.push(queues, newest, tracked)
+        return
+    finite = (newest[0].sum() + newest[1].sum() + newest[2].sum()).isfinite()
+    on_host = finite.device.type == "cpu"
+    if on_host and not finite:
+        return
+    for queue, value in zip(queues, newest, strict=True):
+        shifted = torch.cat((queue[:, 1:], value.unsqueeze(1).to(queue.dtype)), 1)
+        queue.copy_(shifted if on_host else torch.where(finite, shifted, queue))
+    tracked.add_(finite)
+
+
+def _implementation(points: Tensor, backend: str, components: int = 1, slots: int = 1) -> Any:
+    """The module with faster functions for these points, or ``None`` for the reference."""
     check(backend)
-    if backend == "auto" and x.device.type == "cpu" and _can_compile():
+    if backend == "reference" or torch._C._are_functorch_transforms_active():
+        return None
+    if backend == "triton" or (points.device.type == "cuda" and _has("triton")):
+        from mixnorm.ops import triton
+
+        obstacle = triton.obstacle(points, components, slots)
+        if backend == "triton" and obstacle:
+            raise RuntimeError(f"backend='triton' cannot run: {obstacle}; use 'auto'")
+        return None if obstacle else triton
+    if points.device.type == "cpu" and _has("numba"):
         from mixnorm.ops import compiled
 
         return compiled
-    return reference
-
-
-def _can_compile() -> bool:
-    """Not while PyTorch traces or transforms the function: the loops are opaque to it."""
-    tracing = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    return _has_numba() and not tracing
+    return None
 
 
 @functools.cache
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:

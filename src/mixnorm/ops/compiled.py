@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mixnorm.ops import compiled_kernels as kernels
 from mixnorm.ops import reference, reference_fit
+from mixnorm.ops.differentiable import gradients
 
 _ACTIVATION_CODES = {
     None: kernels.NONE,
@@ -78,6 +79,7 @@ def gather(points: Tensor, index: Tensor) -> Tensor:
 
 def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
     """The reference's ``em_step``, in one read of the points."""
+    points = points.to(mixture[1].dtype)
     batch, outer, inner, _ = points.shape
     resp = points.new_empty(batch, outer * inner, mixture[0].shape[1])
     result = _empty_mixture(points, batch, mixture[0].shape[1])
@@ -102,9 +104,40 @@ def normalize(
     **options: Any,
 ) -> Tensor:
     """The reference's ``normalize``; ``statistics`` are λ, μ and σ² of the points under ``resp`` where they are known."""
-    weights, means, variances = statistics or moments(points.detach(), resp)
-    factor = torch.from_numpy(kernels.inverse_sqrt(weights.numpy()))
-    return _Mix.apply(points, resp, factor, means, variances, weight, bias, True, options)
+    x = points.to(resp.dtype)
+    weights, means, variances = statistics or moments(x.detach(), resp)
+    y = _Mix.apply(x, resp, inverse_sqrt(weights), means, variances, weight, bias, True, options)
+    return y.to(points.dtype)
+
+
+def mix(
+    points: Tensor, resp: Tensor, statistics: Statistics, weight: Tensor | None, bias: Tensor | None, **options: Any
+) -> Tensor:
+    """``normalize`` without a gradient."""
+    x, (weights, means, variances) = points.to(resp.dtype), statistics
+    return _mix(x, resp.contiguous(), inverse_sqrt(weights), means, variances, weight, bias, options).to(points.dtype)
+
+
+def mix_backward(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of the points, γ (D,) and β (D,)."""
+    x, (weights, means, variances) = points.to(resp.dtype), statistics
+    saved = (x, resp.contiguous(), inverse_sqrt(weights), means, variances, weight, bias)
+    found, grad_weight, grad_bias = _gradient(grad.to(resp.dtype), *saved, options, of_batch=True, of_points=True)
+    assert found is not None
+    return found.to(points.dtype), grad_weight, grad_bias
+
+
+def inverse_sqrt(weights: Tensor) -> Tensor:
+    """1/√λ, and 0 for a component that is not in use."""
+    return torch.from_numpy(kernels.inverse_sqrt(weights.numpy()))
 
 
 def inference(
@@ -120,6 +153,7 @@ def inference(
     **options: Any,
 ) -> Tensor:
     """The reference's ``inference``: ``weights`` is (B, T, K), ``slot_weights`` (B, T)."""
+    dtype, points = points.dtype, points.to(means.dtype)
     batch, outer, inner, _ = points.shape
     log_weights, factor = reference.inference_factors(weights, slot_weights, mode=mode)
     share = slot_weights.unsqueeze(-1) * weights
@@ -135,8 +169,10 @@ def inference(
     resp = torch.softmax(joint, dim=2).flatten(1, 2)
     differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
     if differentiable or options["activation"] is not None or means.shape[1] < 8:
-        return _Mix.apply(points, resp.mT.contiguous(), factor, means, variances, weight, bias, False, options)
-    return _mix_by_products(points, resp, share, factor, means, variances, weight, bias, slots, **options)
+        y = _Mix.apply(points, resp.mT.contiguous(), factor, means, variances, weight, bias, False, options)
+    else:
+        y = _mix_by_products(points, resp, share, factor, means, variances, weight, bias, slots, **options)
+    return y.to(dtype)
 
 
 def _mix_by_products(
@@ -227,43 +263,65 @@ class _Mix(torch.autograd.Function):
     ) -> Tensor:
         ctx.of_batch, ctx.options = of_batch, options
         ctx.save_for_backward(points, resp, factor, means, variances, weight, bias)
-        y = torch.empty_like(points)
-        stretches = _stretches(points.shape[0], resp.shape[1])
-        _call(kernels.mix, points, resp, factor, means, variances, weight, bias, *_codes(**options), stretches, y)
-        return y
+        return _mix(points, resp, factor, means, variances, weight, bias, options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return tuple(_differentiable_gradients(ctx, grad))
-        if grad.stride() != points.stride():  # the loops are compiled for two tensors of one layout
-            grad = torch.empty_like(points).copy_(grad)
-        grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
-        grad_points = torch.empty_like(points) if ctx.needs_input_grad[0] else points.new_empty(0, 0, 0, 0)
-        stretches = _stretches(points.shape[0], resp.shape[1])
-        _call(
-            kernels.gradient, points, grad, resp, factor, means, variances, weight, bias, *_codes(**ctx.options),
-            ctx.of_batch, stretches, grad_weight, grad_bias, grad_points,
-        )  # fmt: skip
-        found = grad_points if ctx.needs_input_grad[0] else None
-        return found, None, None, None, None, grad_weight, grad_bias, None, None
+        wanted = ctx.needs_input_grad[:1] + ctx.needs_input_grad[5:7]
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: the reference's, which has one
+            points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
+            x = points.flatten(1, 2)
+            if ctx.of_batch:
+                y = reference.normalize(x, resp, weight, bias, **ctx.options)
+            else:
+                y = reference.mix_components(x, resp * factor.unsqueeze(1), means, variances, weight, bias, **ctx.options)
+            found = gradients(y, (points, weight, bias), wanted, grad)
+        else:
+            found = _gradient(grad, *ctx.saved_tensors, ctx.options, of_batch=ctx.of_batch, of_points=wanted[0])
+        return found[0], None, None, None, None, found[1], found[2], None, None
 
 
-def _differentiable_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
-    """The same gradients through the reference, where a gradient of the gradient is wanted."""
-    points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
-    x = points.flatten(1, 2)
-    if ctx.of_batch:
-        y = reference.normalize(x, resp, weight, bias, **ctx.options)
-    else:
-        y = reference.mix_components(x, resp * factor.unsqueeze(1), means, variances, weight, bias, **ctx.options)
-    wanted = [(i, t) for i, t in ((0, points), (5, weight), (6, bias)) if t is not None and ctx.needs_input_grad[i]]
-    gradients = torch.autograd.grad(y, [t for _, t in wanted], grad.flatten(1, 2), create_graph=True)
-    result: list[Tensor | None] = [None] * 9
-    for (i, _), gradient in zip(wanted, gradients, strict=True):
-        result[i] = gradient
-    return result
+def _mix(
+    points: Tensor,
+    resp: Tensor,
+    factor: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    options: dict[str, Any],
+) -> Tensor:
+    y = torch.empty_like(points)
+    stretches = _stretches(points.shape[0], resp.shape[1])
+    _call(kernels.mix, points, resp, factor, means, variances, weight, bias, *_codes(**options), stretches, y)
+    return y
+
+
+def _gradient(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    factor: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    options: dict[str, Any],
+    *,
+    of_batch: bool,
+    of_points: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of the points (if wanted), γ and β."""
+    if grad.stride() != points.stride():  # the loops are compiled for two tensors of one layout
+        grad = torch.empty_like(points).copy_(grad)
+    grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
+    grad_points = torch.empty_like(points) if of_points else points.new_empty(0, 0, 0, 0)
+    stretches = _stretches(points.shape[0], resp.shape[1])
+    _call(
+        kernels.gradient, points, grad, resp, factor, means, variances, weight, bias, *_codes(**options),
+        of_batch, stretches, grad_weight, grad_bias, grad_points,
+    )  # fmt: skip
+    return (grad_points if of_points else None), grad_weight, grad_bias
 
 
 def _codes(*, eps: float, activation: str | None, affine_mode: str) -> tuple[float, bool, int]:

@@ -24,6 +24,22 @@ def num_uniforms(num_components: int) -> int:
     return 1 + (num_components - 1) * num_candidates(num_components)
 
 
+def sample_indices(count: int, size: int, draws: Tensor) -> Tensor:
+    """``size`` distinct indices below ``count``: a random one from each of as many stretches of equal length.
+
+    Distinct without a permutation of all points, and no image of a batch is left out. ``draws`` are size + 1 uniform numbers:
+    a place in each stretch, and where the stretches begin.
+    """
+    stretch = count // size
+    index = torch.arange(0, size * stretch, stretch, device=draws.device)
+    if stretch > 1:
+        index = index + (draws[:size] * stretch).long().clamp_max(stretch - 1)
+    rest = count - size * stretch
+    if rest:
+        index = index + (draws[size] * (rest + 1)).long().clamp_max(rest)
+    return index
+
+
 def squared_distances(x: Tensor, centers: Tensor) -> Tensor:
     """|x_i - c_k|², (B, K, m). The differences themselves are squared: a point is at exactly 0 from itself."""
     return torch.stack([(x - center.unsqueeze(1)).square_().sum(-1) for center in centers.unbind(1)], dim=1)

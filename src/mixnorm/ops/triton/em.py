@@ -1,8 +1,8 @@
 """The E-step on a tile, and what both kernels that need it keep: the sums of the M-step.
 
-A component's table is three rows of numbers (D,): 1/σ, (μ - anchor)/σ and, as one number, log λ - ½ Σ_d log σ². With
-t = (x - anchor)/σ - (μ - anchor)/σ, the E-step is a softmax over -½ Σ_d t², and the sums of ν, ν·t and ν·t² give the
-M-step relative to the old component: μ + σ·E[t] and σ²·Var[t], without cancellation.
+A component is two rows of numbers (S, V), 1/σ and (μ - anchor)/σ, and log λ - ½ Σ_d log σ². With t = (x - anchor)/σ -
+(μ - anchor)/σ, the E-step is a softmax over -½ Σ_d t², and the sums of ν, ν·t and ν·t² give the M-step relative to the old
+component: μ + σ·E[t] and σ²·Var[t], without cancellation.
 """
 
 from __future__ import annotations
@@ -10,38 +10,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mixnorm.ops.triton.tiles import over_rows
+from mixnorm.ops.triton.tiles import over_channels, over_rows, tall, wide
 
 
 @triton.jit
-def tables(weights_ptr, means_ptr, variances_ptr, d, dim, floor, K: tl.constexpr):
-    """The anchor (D,), and for each of K components 1/σ (D,), (μ - anchor)/σ (D,) and log λ - ½ Σ log σ²."""
-    anchor = tl.zeros_like(d).to(tl.float32)
+def load_components(weights_ptr, means_ptr, variances_ptr, d, dim, K: tl.constexpr):
+    """λ, and μ and σ² (S, V), of K components; ``d`` (S, V) are the channels."""
+    weights, means, variances = (), (), ()
     for k in tl.static_range(K):
-        anchor += tl.load(weights_ptr + k) * tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
-    inverse = ()
-    shift = ()
-    constant = ()
+        weights = weights + (tl.load(weights_ptr + k),)
+        means = means + (tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0),)
+        variances = variances + (tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0),)
+    return weights, means, variances
+
+
+@triton.jit
+def tables(weights, means, variances, d, dim, floor, K: tl.constexpr):
+    """The anchor (S, V), and for each component 1/σ, (μ - anchor)/σ and log λ - ½ Σ log σ²."""
+    anchor = weights[0] * means[0]
+    for k in tl.static_range(1, K):
+        anchor += weights[k] * means[k]
+    inverse, shift, constant = (), (), ()
     for k in tl.static_range(K):
-        mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
-        variance = tl.maximum(tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0), floor)
+        variance = tl.maximum(variances[k], floor)
         one_over = tl.where(d < dim, 1.0 / tl.sqrt(variance), 0.0)
+        log_volume = tl.sum(tl.sum(tl.log(variance), axis=0), axis=0)
         inverse = inverse + (one_over,)
-        shift = shift + ((mean - anchor) * one_over,)
-        log_volume = tl.sum(tl.log(variance), axis=0)
-        constant = constant + (tl.log(tl.load(weights_ptr + k)) - 0.5 * log_volume,)
+        shift = shift + ((means[k] - anchor) * one_over,)
+        constant = constant + (tl.log(weights[k]) - 0.5 * log_volume,)
     return anchor, inverse, shift, constant
 
 
 @triton.jit
 def scaled_distances(centred, inverse, shift, K: tl.constexpr):
-    """t of every component, (W, R, D) each, and Σ_d t², (W, R) each."""
+    """t of every component, (W, R, S, V) each, and Σ_d t², (W, R) each."""
     scaled = ()
     squares = ()
     for k in tl.static_range(K):
-        t = centred * inverse[k][None, None, :] - shift[k][None, None, :]
+        t = centred * wide(inverse[k]) - wide(shift[k])
         scaled = scaled + (t,)
-        squares = squares + (tl.sum(t * t, axis=2),)
+        squares = squares + (over_channels(t * t),)
     return scaled, squares
 
 
@@ -57,9 +65,10 @@ def posteriors(squares, constant, exists, K: tl.constexpr):
         term = tl.exp(constant[k] - 0.5 * squares[k] - largest)
         terms = terms + (term,)
         total += term
+    scale = tl.where(exists, 1.0 / total, 0.0)
     resp = ()
     for k in tl.static_range(K):
-        resp = resp + (tl.where(exists, terms[k] / total, 0.0),)
+        resp = resp + (terms[k] * scale,)
     return resp
 
 
@@ -84,7 +93,7 @@ def add_sums(count, first, second, resp, scaled, K: tl.constexpr, BY_ROWS: tl.co
     new_first = ()
     new_second = ()
     for k in tl.static_range(K):
-        weighted = resp[k][:, :, None] * scaled[k]
+        weighted = tall(resp[k]) * scaled[k]
         new_count = new_count + (count[k] + tl.sum(resp[k], axis=1),)
         new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
         new_second = new_second + (second[k] + over_rows(weighted * scaled[k], BY_ROWS),)

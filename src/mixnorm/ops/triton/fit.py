@@ -2,17 +2,20 @@
 
 The programs of a mixture share its sample and step through the phases together. Between phases they wait for one another at
 a barrier in global memory, so all of them must run at once: a cooperative launch, which CUDA refuses rather than hangs on.
-Every sum over the sample is added up in a fixed order, and every program draws the same numbers.
+All programs draw the same seeds, and each keeps its own copy of the components in registers.
 
 =========  ==============================================================================================
 phase      each program, for its own blocks of points
 =========  ==============================================================================================
 start      copies its points from the tensor; squared distances to the first seed
 K - 1 ×    chooses the best candidate of the last round, draws the next, squared distances to those
-L times    nearest center; sums; then, a slice of the channels each, the new centers
-once       nearest center; sums; the means and variances of the clusters
-E times    responsibilities; sums; means and variances
+L times    nearest center, sums; then all compute the new centers
+once       nearest center, sums; the means and variances of the clusters
+E times    responsibilities, sums; means and variances
 =========  ==============================================================================================
+
+The sums over the programs are atomic additions. In PyTorch's deterministic mode they are added in order instead, which takes
+one more barrier a step.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ from torch import Tensor
 
 from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
-from mixnorm.ops.triton.em import add_sums, nearest, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.tiles import load_tile, no_sums, over_width, row_offsets
+from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
+from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
-MAX_BLOCKS = 4096  # of points; a program adds up their sums at once
+MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at once
 
 
-def fit(
+def sample_and_fit(
     points: Tensor,
     size: int,
     draws: Tensor,
@@ -46,17 +49,14 @@ def fit(
 ) -> tuple[Tensor, Statistics]:
     """``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
 
-    ``draws`` are the uniform numbers of :func:`mixnorm.gmm.draw`.
+    ``draws`` are the uniform numbers of :func:`mixnorm.gmm.fit_points`.
     """
     if num_components == 1:  # nothing to seed and nothing to iterate
         lloyd_iters = em_iters = 0
-    batch, _, _, dim = points.shape
-    mixture = _new_mixture(points, batch, num_components)
-    sample = torch.empty(batch, size, dim, dtype=torch.float32, device=points.device)
-    _launch(
-        points, sample, draws, mixture, lloyd_iters, em_iters, min_variance, min_weight,
-        candidates=reference_fit.num_candidates(num_components), seeded=True,
-    )  # fmt: skip
+    sample = torch.empty(points.shape[0], size, points.shape[3], dtype=torch.float32, device=points.device)
+    mixture = _launch(
+        points, sample, draws, None, num_components, lloyd_iters + 1, em_iters, min_variance=min_variance, min_weight=min_weight
+    )
     return sample, mixture
 
 
@@ -71,62 +71,60 @@ def em(
     min_weight: float,
 ) -> Statistics:
     """EM steps on a sample (B, m, D) from a given mixture."""
-    mixture = (weights.clone(), means.clone(), variances.clone())
-    _launch(
-        sample.unsqueeze(2), sample, None, mixture, 0, iterations, min_variance, min_weight, candidates=1, seeded=False
-    )
-    return mixture
-
-
-def _new_mixture(points: Tensor, batch: int, components: int) -> Statistics:
-    shape = (batch, components, points.shape[-1])
-    weights, means, variances = (torch.empty(s, dtype=torch.float32, device=points.device) for s in (shape[:2], shape, shape))
-    return weights, means, variances
+    start = (weights.contiguous(), means.contiguous(), variances.contiguous())
+    return _launch(
+        sample.unsqueeze(2), sample, None, start, weights.shape[1], 0, iterations,
+        min_variance=min_variance, min_weight=min_weight,
+    )  # fmt: skip
 
 
 def _launch(
     points: Tensor,
     sample: Tensor,
     draws: Tensor | None,
-    mixture: Statistics,
-    lloyd_iters: int,
-    em_iters: int,
+    start: Statistics | None,
+    components: int,
+    hard_steps: int,
+    soft_steps: int,
+    *,
     min_variance: float,
     min_weight: float,
-    *,
-    candidates: int,
-    seeded: bool,
-) -> None:
+) -> Statistics:
     batch, size, dim = sample.shape
     count = points.shape[1] * points.shape[2]
-    components = mixture[0].shape[1]
-    shape = tiles.tile(sample, 2 * components, rows_at_once=1)
-    rows = max(1, min(8, 32 // shape.W)) if shape.BLOCK_D <= 256 else 2
-    shape = shape._replace(R=rows)
+    candidates = reference_fit.num_candidates(components)
+    shape = tiles.tile(sample, components, "fit")
     way = tiles.walk(points, shape)
-    per_block = shape.W * shape.R * max(1, triton.next_power_of_2(triton.cdiv(size, MAX_BLOCKS * shape.W * shape.R)))
+    rows = shape.W * shape.R
+    per_block = rows * triton.next_power_of_2(triton.cdiv(size, MAX_BLOCKS * rows))
     blocks = triton.cdiv(size, per_block)
     programs = min(blocks, _programs_at_once(points.device) // batch) or 1
+    in_order = programs > 1 and torch.are_deterministic_algorithms_enabled()
     new = {"dtype": torch.float32, "device": points.device}
-    stride = count // size
+    totals = (hard_steps + soft_steps) * batch * components * (2 * dim + 1)
+    zeros = torch.zeros(totals + batch, **new)
+    mixture = (
+        torch.empty(batch, components, **new),
+        torch.empty(batch, components, dim, **new),
+        torch.empty(batch, components, dim, **new),
+    )
     with tiles.on_device(points):
         _fit[(programs, batch)](
-            points, sample, draws, *mixture,
-            torch.empty(batch, 2, candidates, size, **new),
-            torch.empty(batch, 2, candidates, blocks, **new),
-            torch.empty(batch, programs, components, **new),
-            torch.empty(batch, programs, 2, components, dim, **new),
-            torch.empty(batch, components, dim, **new),
-            torch.zeros(batch, dtype=torch.int32, device=points.device) if programs > 1 else None,
-            size, blocks, stride, count - size * stride, points.shape[2], dim,
-            *way[:4], lloyd_iters, em_iters, min_variance, min_weight, reference.MIN_VARIANCE,
-            PATH=way.path if way.path != tiles.WITHIN else tiles.ANY, ALIGN=way.align,
-            K=components, CANDIDATES=candidates, UNIFORMS=reference_fit.num_uniforms(components),
-            W=shape.W, R=shape.R, BLOCK_D=shape.BLOCK_D, PER_BLOCK=per_block,
+            points, sample, draws, *(start or mixture), *mixture,
+            torch.empty(batch, 2, candidates, size, **new) if start is None else None,
+            torch.empty(batch, 2, candidates, blocks, **new) if start is None else None,
+            torch.empty(batch, programs, components * (2 * dim + 1), **new) if in_order else None,
+            zeros, zeros[totals:].view(torch.int32),
+            size, blocks, count // size, count % size, points.shape[2], dim,
+            *way[:4], hard_steps, soft_steps, min_variance, min_weight, reference.MIN_VARIANCE,
+            PATH=way.path if way.path != tiles.WITHIN else tiles.ANY, ALIGN=way.align, K=components,
+            CANDIDATES=candidates, CANDIDATES_PAD=triton.next_power_of_2(candidates), K_PAD=triton.next_power_of_2(components),
+            UNIFORMS=reference_fit.num_uniforms(components), PER_BLOCK=per_block,
             BLOCKS_PAD=triton.next_power_of_2(blocks), PROGRAMS_PAD=triton.next_power_of_2(programs),
-            ALONE=programs == 1, SEEDED=seeded, num_warps=shape.num_warps,
+            ALONE=programs == 1, IN_ORDER=in_order, SEEDED=start is None, **shape._asdict(),
             **({"launch_cooperative_grid": True} if programs > 1 else {}),
         )  # fmt: skip
+    return mixture
 
 
 @functools.cache
@@ -135,23 +133,38 @@ def _programs_at_once(device: torch.device) -> int:
     return 1 if device.type != "cuda" else tiles.processors(device)
 
 
+_ARRIVE = tl.constexpr(
+    """{
+    .reg .pred first;
+    .reg .u32 thread;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first red.release.gpu.global.add.s32 [$1], 1;
+    mov.u32 $0, 0;
+    }"""
+)
+
+
 @triton.jit
-def _wait(barrier_ptr, arrived, ALONE: tl.constexpr):
-    """Waits until ``arrived`` programs have come here in all; what they wrote before can then be read."""
+def _wait(barrier_ptr, arrivals, ALONE: tl.constexpr):
+    """Waits until ``arrivals`` programs have come here in all; what they wrote before can then be read."""
     tl.debug_barrier()
     if not ALONE:
-        tl.atomic_add(barrier_ptr, 1, sem="acq_rel", scope="gpu")
-        while tl.atomic_add(barrier_ptr, 0, sem="acquire", scope="gpu") < arrived:
-            pass
+        tl.inline_asm_elementwise(_ARRIVE, "=r,l", [barrier_ptr], tl.int32, is_pure=False, pack=1)
+        seen = 0
+        while seen < arrivals:
+            seen = tl.inline_asm_elementwise(
+                "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [barrier_ptr], tl.int32, is_pure=False, pack=1
+            )
         tl.debug_barrier()
 
 
 @triton.jit
-def _source(sample_index, draws_ptr, size, stride, rest):
-    """Which point of the tensor is the sample's i-th: a random one of each stretch of equal length."""
-    jitter = (tl.load(draws_ptr + sample_index, mask=sample_index < size, other=0.0) * stride).to(tl.int32)
+def _source(number, draws_ptr, size, stretch, rest):
+    """Which point of the tensor is the sample's: a random one of each of as many stretches of equal length."""
+    jitter = (tl.load(draws_ptr + number, mask=number < size, other=0.0) * stretch).to(tl.int32)
     offset = (tl.load(draws_ptr + size) * (rest + 1)).to(tl.int32)
-    return sample_index * stride + tl.minimum(jitter, stride - 1) + tl.minimum(offset, rest)
+    return number * stretch + tl.minimum(jitter, stretch - 1) + tl.minimum(offset, rest)
 
 
 @triton.jit
@@ -162,18 +175,57 @@ def _own_tile(block, part, size, PER_BLOCK: tl.constexpr, W: tl.constexpr, R: tl
 
 
 @triton.jit
+def _draw(u, block_sums_ptr, remaining_ptr, size, blocks, PER_BLOCK: tl.constexpr, BLOCKS_PAD: tl.constexpr):
+    """Points with probability proportional to their squared distance, one for each u: first the block, then the place."""
+    i = tl.arange(0, BLOCKS_PAD)
+    sums = tl.load(block_sums_ptr + i, mask=i < blocks, other=0.0).to(tl.float64)
+    target = u.to(tl.float64) * tl.sum(sums, axis=0)
+    passed = (tl.cumsum(sums, axis=0)[None, :] <= target[:, None]) & (i < blocks)[None, :]
+    # Rounding must not lead past the last block or point that has any distance, to a point that is a seed already.
+    last = tl.max(tl.where(sums > 0, i, 0), axis=0)
+    block = tl.minimum(tl.sum(passed.to(tl.int32), axis=1), last)
+    within = target - tl.sum(tl.where(i[None, :] < block[:, None], sums[None, :], 0.0), axis=1)
+    j = tl.arange(0, PER_BLOCK)
+    places = block[:, None] * PER_BLOCK + j[None, :]
+    squares = tl.load(remaining_ptr + places, mask=places < size, other=0.0).to(tl.float64)
+    passed = (tl.cumsum(squares, axis=1) <= within[:, None]) & (places < size)
+    last = tl.max(tl.where(squares > 0, j[None, :], 0), axis=1)
+    return block * PER_BLOCK + tl.minimum(tl.sum(passed.to(tl.int32), axis=1), last)
+
+
+@triton.jit
+def _pick(vector, place, PAD: tl.constexpr):
+    """One number of a vector."""
+    return tl.sum(tl.where(tl.arange(0, PAD) == place, vector, 0), axis=0)
+
+
+@triton.jit
+def _add_up(partial_ptr, totals_ptr, numbers, program, programs, PROGRAMS_PAD: tl.constexpr):
+    """Adds the programs' partial sums in order; each program a few of the numbers."""
+    COLUMNS: tl.constexpr = 16
+    g = tl.arange(0, PROGRAMS_PAD)
+    for start in range(program * COLUMNS, numbers, programs * COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        mask = (g < programs)[:, None] & (column < numbers)[None, :]
+        values = tl.load(partial_ptr + g[:, None] * numbers + column[None, :], mask=mask, other=0.0)
+        tl.store(totals_ptr + column, tl.sum(values, axis=0), mask=column < numbers)
+
+
+@triton.jit
 def _fit(
     x_ptr,  # (B, outer, inner, D)
     sample_ptr,  # (B, s, D), written if SEEDED
     draws_ptr,  # (s + 1 + B·UNIFORMS,)
+    start_weights_ptr,  # (B, K), unless SEEDED
+    start_means_ptr,  # (B, K, D)
+    start_variances_ptr,  # (B, K, D)
     weights_ptr,  # (B, K), written
     means_ptr,  # (B, K, D), written
     variances_ptr,  # (B, K, D), written
-    remaining_ptr,  # (B, 2, CANDIDATES, s): squared distances to the nearest seed, by candidate, of this round and the last
+    remaining_ptr,  # (B, 2, CANDIDATES, s): squared distances to the nearest seed by candidate, of this round and the last
     block_sums_ptr,  # (B, 2, CANDIDATES, blocks)
-    counts_ptr,  # (B, G, K)
-    sums_ptr,  # (B, G, 2, K, D)
-    scales_ptr,  # (B, K, D): the variances that distances are measured by
+    partial_ptr,  # (B, G, K·(1 + 2·D)) if IN_ORDER
+    totals_ptr,  # (steps, B, K·(1 + 2·D)) zeros: Σν, Σν·t, Σν·t²
     barrier_ptr,  # (B,) zeros
     size,
     blocks,
@@ -185,8 +237,8 @@ def _fit(
     x_o,
     x_i,
     x_d,
-    lloyd_iters,
-    em_iters,
+    hard_steps,
+    soft_steps,
     min_variance,
     min_weight,
     floor,
@@ -194,69 +246,67 @@ def _fit(
     ALIGN: tl.constexpr,
     K: tl.constexpr,
     CANDIDATES: tl.constexpr,
+    CANDIDATES_PAD: tl.constexpr,
+    K_PAD: tl.constexpr,
     UNIFORMS: tl.constexpr,
-    W: tl.constexpr,
-    R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
     PER_BLOCK: tl.constexpr,
     BLOCKS_PAD: tl.constexpr,
     PROGRAMS_PAD: tl.constexpr,
     ALONE: tl.constexpr,
+    IN_ORDER: tl.constexpr,
     SEEDED: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
+    BY_ROWS: tl.constexpr,
 ):
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    x_ptr += b * x_b
+    d = channels(S, V)
+    numbers = K * (1 + 2 * dim)
     sample_ptr += b * size * dim
-    weights_ptr += b * K
-    means_ptr += b * K * dim
-    variances_ptr += b * K * dim
-    scales_ptr += b * K * dim
-    remaining_ptr += b * 2 * CANDIDATES * size
-    block_sums_ptr += b * 2 * CANDIDATES * blocks
-    counts_ptr += b * programs * K
-    sums_ptr += b * programs * 2 * K * dim
-    if not ALONE:
-        barrier_ptr += b
-    arrived = programs
+    totals_ptr += b * numbers
+    barrier_ptr += b
+    arrivals = programs
 
     if SEEDED:
+        x_ptr += b * x_b
+        remaining_ptr += b * 2 * CANDIDATES * size
+        block_sums_ptr += b * 2 * CANDIDATES * blocks
         uniforms_ptr = draws_ptr + size + 1 + b * UNIFORMS
+
         # Start: the sample, and the distances to its first seed.
-        seed = tl.minimum((tl.load(uniforms_ptr) * size).to(tl.int32), size - 1)
-        first = _source(seed, draws_ptr, size, stretch, rest)
-        first_offset = row_offsets(0, first, inner, x_o, x_i, PATH, ALIGN, W, R)
-        center = tl.load(x_ptr + first_offset + d * x_d, mask=d < dim, other=0.0).to(tl.float32)
+        chosen = tl.minimum((tl.load(uniforms_ptr) * size).to(tl.int32), size - 1)
+        first = row_offsets(0, _source(chosen, draws_ptr, size, stretch, rest), inner, x_o, x_i, PATH, ALIGN, W, R)
+        center = tl.load(x_ptr + first + d * x_d, mask=d < dim, other=0.0).to(tl.float32)
         for block in range(program, blocks, programs):
             total = tl.zeros((W,), tl.float32)
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
                 source = _source(points, draws_ptr, size, stretch, rest)
-                offsets = row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R)
-                x = load_tile(x_ptr, offsets, exists, d, dim, x_d)
-                pointers = sample_ptr + points.to(tl.int64)[:, :, None] * dim + d[None, None, :]
-                tl.store(pointers, x, mask=exists[:, :, None] & (d < dim)[None, None, :])
-                difference = x - center[None, None, :]
-                squares = tl.where(exists, tl.sum(difference * difference, axis=2), 0.0)
+                x = load_tile(x_ptr, row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R), exists, d, dim, x_d)
+                pointers = sample_ptr + points.to(tl.int64)[:, :, None, None] * dim + wide(d)
+                tl.store(pointers, x, mask=exists[:, :, None, None] & wide(d < dim))
+                difference = x - wide(center)
+                squares = tl.where(exists, over_channels(difference * difference), 0.0)
                 tl.store(remaining_ptr + points, squares, mask=exists)
                 total += tl.sum(squares, axis=1)
             tl.store(block_sums_ptr + block, tl.sum(total, axis=0))
-        _wait(barrier_ptr, arrived, ALONE)
-        arrived += programs
+        _wait(barrier_ptr, arrivals, ALONE)
+        arrivals += programs
 
         # k-means++: a round draws from the distances that the last round's best candidate left.
-        if program == 0:
-            tl.store(means_ptr + d, center, mask=d < dim)
+        seeds = tl.where(tl.arange(0, K_PAD) == 0, chosen, 0)
+        c = tl.arange(0, CANDIDATES_PAD)
         best = 0
-        for k in range(1, K):
-            old = ((k - 1) % 2) * CANDIDATES + best
-            now = (k % 2) * CANDIDATES
-            drawn = ()
-            for c in tl.static_range(CANDIDATES):
-                u = tl.load(uniforms_ptr + 1 + (k - 1) * CANDIDATES + c)
-                drawn = drawn + (
-                    _draw(u, block_sums_ptr + old * blocks, remaining_ptr + old * size, size, blocks, PER_BLOCK, BLOCKS_PAD),
-                )
+        for turn in range(1, K):
+            old, now = ((turn - 1) % 2) * CANDIDATES + best, (turn % 2) * CANDIDATES
+            u = tl.load(uniforms_ptr + 1 + (turn - 1) * CANDIDATES + c, mask=c < CANDIDATES, other=0.0)
+            drawn = _draw(u, block_sums_ptr + old * blocks, remaining_ptr + old * size, size, blocks, PER_BLOCK, BLOCKS_PAD)
+            candidate = ()
+            for j in tl.static_range(CANDIDATES):
+                row = _pick(drawn, j, CANDIDATES_PAD).to(tl.int64) * dim
+                candidate = candidate + (tl.load(sample_ptr + row + d, mask=d < dim, other=0.0),)
             for block in range(program, blocks, programs):
                 total = ()
                 for _ in tl.static_range(CANDIDATES):
@@ -266,187 +316,111 @@ def _fit(
                     x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
                     closest = tl.load(remaining_ptr + old * size + points, mask=exists, other=0.0)
                     new_total = ()
-                    for c in tl.static_range(CANDIDATES):
-                        candidate = tl.load(sample_ptr + drawn[c].to(tl.int64) * dim + d, mask=d < dim, other=0.0)
-                        difference = x - candidate[None, None, :]
-                        squares = tl.where(exists, tl.minimum(closest, tl.sum(difference * difference, axis=2)), 0.0)
-                        tl.store(remaining_ptr + (now + c) * size + points, squares, mask=exists)
-                        new_total = new_total + (total[c] + tl.sum(squares, axis=1),)
+                    for j in tl.static_range(CANDIDATES):
+                        difference = x - wide(candidate[j])
+                        squares = tl.where(exists, tl.minimum(closest, over_channels(difference * difference)), 0.0)
+                        tl.store(remaining_ptr + (now + j) * size + points, squares, mask=exists)
+                        new_total = new_total + (total[j] + tl.sum(squares, axis=1),)
                     total = new_total
-                for c in tl.static_range(CANDIDATES):
-                    tl.store(block_sums_ptr + (now + c) * blocks + block, tl.sum(total[c], axis=0))
-            _wait(barrier_ptr, arrived, ALONE)
-            arrived += programs
-            best = 0
-            least = _sum(block_sums_ptr + now * blocks, blocks, BLOCKS_PAD)
-            chosen = drawn[0]
-            for c in tl.static_range(1, CANDIDATES):
-                left = _sum(block_sums_ptr + (now + c) * blocks, blocks, BLOCKS_PAD)
-                better = left < least
-                best = tl.where(better, c, best)
-                chosen = tl.where(better, drawn[c], chosen)
-                least = tl.where(better, left, least)
-            # The centers are read after the next barrier only, and by their program before.
-            if program == 0:
-                row = tl.load(sample_ptr + chosen.to(tl.int64) * dim + d, mask=d < dim, other=0.0)
-                tl.store(means_ptr + k * dim + d, row, mask=d < dim)
-        for flat in range(program * BLOCK_D, K * dim, programs * BLOCK_D):
-            tl.store(scales_ptr + flat + d, tl.full((BLOCK_D,), 1.0, tl.float32), mask=flat + d < K * dim)
-        if program == 0:
-            for k in tl.static_range(K):
-                tl.store(weights_ptr + k, 1.0)
-        _wait(barrier_ptr, arrived, ALONE)
-        arrived += programs
+                for j in tl.static_range(CANDIDATES):
+                    tl.store(block_sums_ptr + (now + j) * blocks + block, tl.sum(total[j], axis=0))
+            _wait(barrier_ptr, arrivals, ALONE)
+            arrivals += programs
+            i = tl.arange(0, BLOCKS_PAD)
+            pointers = block_sums_ptr + (now + c)[:, None] * blocks + i[None, :]
+            left = tl.load(pointers, mask=(c < CANDIDATES)[:, None] & (i < blocks)[None, :], other=0.0).to(tl.float64)
+            left = tl.where(c < CANDIDATES, tl.sum(left, axis=1), float("inf"))
+            best = tl.argmin(left, axis=0)
+            seeds = tl.where(tl.arange(0, K_PAD) == turn, _pick(drawn, best, CANDIDATES_PAD), seeds)
+
+        weights, means, variances = (), (), ()
+        for k in tl.static_range(K):
+            row = _pick(seeds, k, K_PAD).to(tl.int64) * dim
+            weights = weights + (tl.full((), 1.0 / K, tl.float32),)
+            means = means + (tl.load(sample_ptr + row + d, mask=d < dim, other=0.0),)
+            variances = variances + (tl.full((S, V), 1.0, tl.float32),)
     else:
-        for flat in range(program * BLOCK_D, K * dim, programs * BLOCK_D):
-            variance = tl.load(variances_ptr + flat + d, mask=flat + d < K * dim, other=1.0)
-            tl.store(scales_ptr + flat + d, variance, mask=flat + d < K * dim)
-        _wait(barrier_ptr, arrived, ALONE)
-        arrived += programs
+        start = b * K
+        weights, means, variances = load_components(
+            start_weights_ptr + start, start_means_ptr + start * dim, start_variances_ptr + start * dim, d, dim, K
+        )
 
     # Lloyd, the statistics of the clusters, EM: the same sums, with hard or soft responsibilities.
-    hard_steps = 0
-    if SEEDED:
-        hard_steps = lloyd_iters + 1
-    steps = hard_steps + em_iters
-    for step in range(steps):
-        hard = step < hard_steps
-        anchor, inverse, shift, constant = tables(weights_ptr, means_ptr, scales_ptr, d, dim, floor, K)
-        count, first_sum, second_sum = (), (), ()
+    for step in range(hard_steps + soft_steps):
+        anchor, inverse, shift, constant = tables(weights, means, variances, d, dim, floor, K)
+        count, sum1, sum2 = (), (), ()
         for _ in tl.static_range(K):
             count = count + (tl.zeros((W,), tl.float32),)
-            first_sum = first_sum + (no_sums(W, BLOCK_D, True),)
-            second_sum = second_sum + (no_sums(W, BLOCK_D, True),)
+            sum1 = sum1 + (no_sums(W, S, V, BY_ROWS),)
+            sum2 = sum2 + (no_sums(W, S, V, BY_ROWS),)
         for block in range(program, blocks, programs):
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - anchor[None, None, :]
+                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - wide(anchor)
                 scaled, squares = scaled_distances(centred, inverse, shift, K)
-                if hard:
+                if step < hard_steps:
                     resp = nearest(squares, exists, K)
                 else:
                     resp = posteriors(squares, constant, exists, K)
-                count, first_sum, second_sum = add_sums(count, first_sum, second_sum, resp, scaled, K, True)
+                count, sum1, sum2 = add_sums(count, sum1, sum2, resp, scaled, K, BY_ROWS)
+        step_ptr = totals_ptr + step * tl.num_programs(1) * numbers
         for k in tl.static_range(K):
-            tl.store(counts_ptr + program * K + k, tl.sum(count[k], axis=0))
-            row = (program * 2 * K + k) * dim + d
-            tl.store(sums_ptr + row, over_width(first_sum[k], True), mask=d < dim)
-            tl.store(sums_ptr + row + K * dim, over_width(second_sum[k], True), mask=d < dim)
-        _wait(barrier_ptr, arrived, ALONE)
-        arrived += programs
-        # Lloyd moves the centers alone.
-        only_means = step + 1 < hard_steps
-        _new_components(
-            weights_ptr, means_ptr, variances_ptr, scales_ptr, counts_ptr, sums_ptr, program, programs, size, dim,
-            only_means, min_variance, floor, K, PROGRAMS_PAD,
-        )  # fmt: skip
-        _wait(barrier_ptr, arrived, ALONE)
-        arrived += programs
-    _prune(weights_ptr, means_ptr, variances_ptr, program, programs, dim, d, min_weight, barrier_ptr, arrived, K, ALONE)
+            of_count, of_sum1, of_sum2 = (
+                tl.sum(count[k], axis=0),
+                over_width(sum1[k], BY_ROWS),
+                over_width(sum2[k], BY_ROWS),
+            )
+            place = K + k * dim + d
+            if IN_ORDER:
+                own_ptr = partial_ptr + (b * programs + program) * numbers
+                tl.store(own_ptr + k, of_count)
+                tl.store(own_ptr + place, of_sum1, mask=d < dim)
+                tl.store(own_ptr + place + K * dim, of_sum2, mask=d < dim)
+            elif ALONE:
+                tl.store(step_ptr + k, of_count)
+                tl.store(step_ptr + place, of_sum1, mask=d < dim)
+                tl.store(step_ptr + place + K * dim, of_sum2, mask=d < dim)
+            else:
+                tl.atomic_add(step_ptr + k, of_count, sem="relaxed")
+                tl.atomic_add(step_ptr + place, of_sum1, mask=d < dim, sem="relaxed")
+                tl.atomic_add(step_ptr + place + K * dim, of_sum2, mask=d < dim, sem="relaxed")
+        _wait(barrier_ptr, arrivals, ALONE)
+        arrivals += programs
+        if IN_ORDER:
+            _add_up(partial_ptr + b * programs * numbers, step_ptr, numbers, program, programs, PROGRAMS_PAD)
+            _wait(barrier_ptr, arrivals, ALONE)
+            arrivals += programs
 
+        new_weights, new_means, new_variances = (), (), ()
+        for k in tl.static_range(K):
+            total = tl.load(step_ptr + k)
+            place = K + k * dim + d
+            mean_t = tl.load(step_ptr + place, mask=d < dim, other=0.0) / total
+            var_t = tl.load(step_ptr + place + K * dim, mask=d < dim, other=0.0) / total - mean_t * mean_t
+            old_variance = tl.maximum(variances[k], floor)
+            # An empty cluster stays where it is.
+            mean = tl.where(total == 0, means[k], means[k] + tl.sqrt(old_variance) * mean_t)
+            variance = tl.where(total == 0, 0.0, old_variance * var_t)
+            # Lloyd's iterations move the centers alone.
+            only_means = step + 1 < hard_steps
+            variance = tl.where(only_means, 1.0, tl.maximum(variance, min_variance, tl.PropagateNan.ALL))
+            new_weights = new_weights + (total / size,)
+            new_means = new_means + (mean,)
+            new_variances = new_variances + (variance,)
+        weights, means, variances = new_weights, new_means, new_variances
 
-@triton.jit
-def _sum(ptr, count, PAD: tl.constexpr):
-    i = tl.arange(0, PAD)
-    return tl.sum(tl.load(ptr + i, mask=i < count, other=0.0).to(tl.float64), axis=0)
-
-
-@triton.jit
-def _draw(u, block_sums_ptr, remaining_ptr, size, blocks, PER_BLOCK: tl.constexpr, BLOCKS_PAD: tl.constexpr):
-    """A point with probability proportional to its squared distance: first its block, then its place there."""
-    i = tl.arange(0, BLOCKS_PAD)
-    sums = tl.load(block_sums_ptr + i, mask=i < blocks, other=0.0).to(tl.float64)
-    upto = tl.cumsum(sums, axis=0)
-    target = u.to(tl.float64) * tl.sum(sums, axis=0)
-    # The last block or point that has any distance: rounding must not lead past it, to a point that is a seed already.
-    last = tl.max(tl.where(sums > 0, i, 0), axis=0)
-    block = tl.minimum(tl.sum(((upto <= target) & (i < blocks)).to(tl.int32), axis=0), last)
-    within = target - tl.sum(tl.where(i < block, sums, 0.0), axis=0)
-    j = tl.arange(0, PER_BLOCK)
-    exists = block * PER_BLOCK + j < size
-    squares = tl.load(remaining_ptr + block * PER_BLOCK + j, mask=exists, other=0.0).to(tl.float64)
-    upto = tl.cumsum(squares, axis=0)
-    last = tl.max(tl.where(squares > 0, j, 0), axis=0)
-    return block * PER_BLOCK + tl.minimum(tl.sum(((upto <= within) & exists).to(tl.int32), axis=0), last)
-
-
-@triton.jit
-def _new_components(
-    weights_ptr,
-    means_ptr,
-    variances_ptr,
-    scales_ptr,
-    counts_ptr,
-    sums_ptr,
-    program,
-    programs,
-    size,
-    dim,
-    only_means,
-    min_variance,
-    floor,
-    K: tl.constexpr,
-    PROGRAMS_PAD: tl.constexpr,
-):
-    """λ, μ and σ² from the programs' sums; each program does some channels of all components."""
-    COLUMNS: tl.constexpr = 8
-    g = tl.arange(0, PROGRAMS_PAD)
-    parts = tl.cdiv(dim, COLUMNS)
-    for part in range(program, K * parts, programs):
-        k = part // parts
-        column = (part % parts) * COLUMNS + tl.arange(0, COLUMNS)
-        total = tl.sum(tl.load(counts_ptr + g * K + k, mask=g < programs, other=0.0), axis=0)
-        mask = (g < programs)[:, None] & (column < dim)[None, :]
-        pointers = sums_ptr + (g[:, None] * 2 * K + k) * dim + column[None, :]
-        mean_t = tl.sum(tl.load(pointers, mask=mask, other=0.0), axis=0) / total
-        var_t = tl.sum(tl.load(pointers + K * dim, mask=mask, other=0.0), axis=0) / total - mean_t * mean_t
-        row = k * dim + column
-        scale = tl.maximum(tl.load(scales_ptr + row, mask=column < dim, other=1.0), floor)
-        mean = tl.load(means_ptr + row, mask=column < dim, other=0.0)
-        empty = total == 0  # an empty cluster stays where it is
-        tl.store(means_ptr + row, tl.where(empty, mean, mean + tl.sqrt(scale) * mean_t), mask=column < dim)
-        variance = tl.maximum(tl.where(empty, 0.0, scale * var_t), min_variance, tl.PropagateNan.ALL)
-        tl.store(variances_ptr + row, variance, mask=column < dim)
-        tl.store(scales_ptr + row, tl.where(only_means, 1.0, variance), mask=column < dim)
-        if part % parts == 0:
-            tl.store(weights_ptr + k, tl.where(only_means, 1.0, total / size))
-
-
-@triton.jit
-def _prune(
-    weights_ptr,
-    means_ptr,
-    variances_ptr,
-    program,
-    programs,
-    dim,
-    d,
-    min_weight,
-    barrier_ptr,
-    arrived,
-    K: tl.constexpr,
-    ALONE: tl.constexpr,
-):
-    """Drops the components under ``min_weight``; each program the components of its number."""
-    largest = tl.load(weights_ptr)
+    # Components under min_weight are dropped; program k writes the k-th.
+    largest = weights[0]
     for k in tl.static_range(1, K):
-        largest = tl.maximum(largest, tl.load(weights_ptr + k), tl.PropagateNan.ALL)
+        largest = tl.maximum(largest, weights[k], tl.PropagateNan.ALL)
     least = tl.minimum(largest, min_weight, tl.PropagateNan.ALL)
-    kept = 0.0
-    for k in tl.static_range(K):
-        weight = tl.load(weights_ptr + k)
-        kept += tl.where(weight >= least, weight, 0.0)
+    kept = tl.where(weights[0] >= least, weights[0], 0.0)
+    for k in tl.static_range(1, K):
+        kept += tl.where(weights[k] >= least, weights[k], 0.0)
     for k in tl.static_range(K):
         if k % programs == program:
-            keep = tl.load(weights_ptr + k) >= least
-            row = k * dim + d
-            mean = tl.load(means_ptr + row, mask=d < dim, other=0.0)
-            variance = tl.load(variances_ptr + row, mask=d < dim, other=0.0)
-            tl.store(means_ptr + row, tl.where(keep, mean, 0.0), mask=d < dim)
-            tl.store(variances_ptr + row, tl.where(keep, variance, 0.0), mask=d < dim)
-    # The weights are read by all, and written when all have read them.
-    _wait(barrier_ptr, arrived, ALONE)
-    if program == 0:
-        for k in tl.static_range(K):
-            weight = tl.load(weights_ptr + k)
-            tl.store(weights_ptr + k, tl.where(weight >= least, weight, 0.0) / kept)
+            keep = weights[k] >= least
+            place = (b * K + k) * dim + d
+            tl.store(weights_ptr + b * K + k, tl.where(keep, weights[k], 0.0) / kept)
+            tl.store(means_ptr + place, tl.where(keep, means[k], 0.0), mask=d < dim)
+            tl.store(variances_ptr + place, tl.where(keep, variances[k], 0.0), mask=d < dim)

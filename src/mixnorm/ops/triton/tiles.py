@@ -1,9 +1,10 @@
 """How a kernel walks over points (B, outer, inner, D): tiles of W·R rows, addressed in place in any memory layout.
 
-A tile is (W, R, D). The R rows of a thread follow each other in its registers, so that sums over R need no communication;
-the W rows lie in different lanes and warps. Where the channels are contiguous ("by rows": channels_last, or a sample), sums
-over the points stay (W, D) per program until the end of the kernel. Where the points are contiguous (N, C, H, W), a tile is
-many points wide, and its sums are (D,).
+A tile is (W, R, S, V), its D channels cut into S segments of V. What the compiler keeps in the registers of one thread are R
+rows and the S segments, so sums over R and S need no communication; a warp holds whole rows where it can, and the W rows lie
+in different lanes and warps. Where the channels are contiguous ("by rows": channels_last, or a sample), sums over the points
+stay (W, S, V) until the end of the kernel. Where the points are contiguous (N, C, H, W), a tile is many points wide, and its
+sums are (S, V).
 """
 
 from __future__ import annotations
@@ -25,9 +26,31 @@ class Tile(NamedTuple):
 
     W: int
     R: int
-    BLOCK_D: int
+    S: int
+    V: int
     BY_ROWS: bool
     num_warps: int
+
+
+class Tuning(NamedTuple):
+    """How a kernel that goes by rows cuts its work: measured, see benchmarks/LOG.md."""
+
+    vector_bytes: int  # of a row that a thread reads at once
+    elements: int  # of a row that a thread holds
+    rows: int  # R at most
+    elements_at_once: int  # of a thread's rows, times components
+    num_warps: int
+    per_processor: int  # programs on each multiprocessor
+
+
+TUNING = {
+    "statistics": Tuning(16, 8, 4, 64, 4, 2),
+    "transform": Tuning(16, 8, 4, 128, 4, 4),
+    "gradient_sums": Tuning(16, 8, 2, 64, 4, 4),
+    "gradient": Tuning(16, 8, 2, 64, 4, 4),
+    "fit": Tuning(16, 8, 8, 96, 4, 1),
+}
+MAX_ELEMENTS = 40
 
 
 class Walk(NamedTuple):
@@ -67,29 +90,37 @@ def walk(points: Tensor, shape: Tile) -> Walk:
     return Walk(stride_b, stride_o // align, stride_i // align, stride_d, path, align)
 
 
-def tile(points: Tensor, sums_per_element: int, rows_at_once: int) -> Tile:
-    """The tile for these points. ``sums_per_element`` numbers are kept in registers for each element of (W, D)."""
+def tile(points: Tensor, components: int, purpose: str) -> Tile:
+    """The tile for a kernel over these points."""
     dim = points.shape[-1]
     block_d = triton.next_power_of_2(dim)
-    by_rows = dim == 1 or points.stride(-1) == 1
-    if not by_rows:
-        width = min(max(8192 // block_d, 8), 64)
-        return Tile(width, 1, block_d, False, 8 if width * block_d >= 4096 else 4)
-    vector = 16 // points.element_size()
-    while vector > 1 and vector * sums_per_element > 96:
-        vector //= 2
-    num_warps = 4
-    while num_warps < 16 and block_d > num_warps * THREADS_PER_WARP * vector:
+    if dim > 1 and points.stride(-1) != 1:
+        width = min(max(8192 // block_d, 4), 64)
+        return Tile(width, 1, 1, block_d, False, 8 if width * block_d >= 4096 else 4)
+    tuning = TUNING[purpose]
+    # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
+    elements = min(tuning.elements, _power_of_two_below(MAX_ELEMENTS // components))
+    vector = min(elements, max(1, tuning.vector_bytes // points.element_size()))
+    segments = max(1, min(triton.cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
+    length = block_d // segments
+    num_warps = tuning.num_warps
+    while num_warps < 16 and length > num_warps * THREADS_PER_WARP * vector:
         num_warps *= 2
-    width = max(1, num_warps * THREADS_PER_WARP * vector // block_d)
-    return Tile(width, rows_at_once, block_d, True, num_warps)
+    width = max(1, num_warps * THREADS_PER_WARP * vector // length)
+    rows = min(tuning.rows, _power_of_two_below(tuning.elements_at_once // (components * elements)))
+    return Tile(width, rows, segments, length, True, num_warps)
 
 
-def programs(points: Tensor, rows_per_tile: int, per_processor: int) -> int:
+def _power_of_two_below(number: int) -> int:
+    return 1 << (max(1, number).bit_length() - 1)
+
+
+def programs(points: Tensor, shape: Tile, purpose: str) -> int:
     """How many programs share the points of each mixture."""
     batch, outer, inner, _ = points.shape
-    tiles = triton.cdiv(outer * inner, rows_per_tile)
-    return max(1, min(tiles, triton.cdiv(per_processor * processors(points.device), batch)))
+    tiles = triton.cdiv(outer * inner, shape.W * shape.R)
+    at_once = TUNING[purpose].per_processor * processors(points.device)
+    return max(1, min(tiles, triton.cdiv(at_once, batch)))
 
 
 _processors: dict[int | None, int] = {}
@@ -135,21 +166,33 @@ def row_offsets(
 
 
 @triton.jit
+def channels(S: tl.constexpr, V: tl.constexpr):
+    """The channels of a tile, (S, V)."""
+    return tl.arange(0, S)[:, None] * V + tl.arange(0, V)[None, :]
+
+
+@triton.jit
 def load_tile(ptr, offsets, exists, d, dim, stride_d):
-    """(W, R, D) in fp32; 0 where there is nothing."""
-    pointers = ptr + offsets[:, :, None] + (d * stride_d)[None, None, :]
-    return tl.load(pointers, mask=exists[:, :, None] & (d < dim)[None, None, :], other=0.0).to(tl.float32)
+    """(W, R, S, V) in fp32; 0 where there is nothing."""
+    pointers = ptr + offsets[:, :, None, None] + (d * stride_d)[None, None, :, :]
+    return tl.load(pointers, mask=exists[:, :, None, None] & (d < dim)[None, None, :, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_tile(ptr, value, offsets, exists, d, dim, stride_d):
-    pointers = ptr + offsets[:, :, None] + (d * stride_d)[None, None, :]
-    tl.store(pointers, value.to(ptr.dtype.element_ty), mask=exists[:, :, None] & (d < dim)[None, None, :])
+    pointers = ptr + offsets[:, :, None, None] + (d * stride_d)[None, None, :, :]
+    tl.store(pointers, value.to(ptr.dtype.element_ty), mask=exists[:, :, None, None] & (d < dim)[None, None, :, :])
+
+
+@triton.jit
+def over_channels(value):
+    """(W, R, S, V) to (W, R)."""
+    return tl.sum(tl.sum(value, axis=2), axis=2)
 
 
 @triton.jit
 def over_rows(value, BY_ROWS: tl.constexpr):
-    """Sums (W, R, D) over the rows of a thread, to (W, D); over all rows, to (D,), where the tile is wide."""
+    """(W, R, S, V) to (W, S, V), a sum over the rows of a thread; to (S, V), over all rows, where the tile is wide."""
     total = tl.sum(value, axis=1)
     if not BY_ROWS:
         total = tl.sum(total, axis=0)
@@ -157,17 +200,29 @@ def over_rows(value, BY_ROWS: tl.constexpr):
 
 
 @triton.jit
-def no_sums(W: tl.constexpr, BLOCK_D: tl.constexpr, BY_ROWS: tl.constexpr):
+def no_sums(W: tl.constexpr, S: tl.constexpr, V: tl.constexpr, BY_ROWS: tl.constexpr):
     if BY_ROWS:
-        return tl.zeros((W, BLOCK_D), tl.float32)
+        return tl.zeros((W, S, V), tl.float32)
     else:
-        return tl.zeros((BLOCK_D,), tl.float32)
+        return tl.zeros((S, V), tl.float32)
 
 
 @triton.jit
 def over_width(total, BY_ROWS: tl.constexpr):
-    """What is left of the sum over a program's points, to (D,)."""
+    """What is left of the sum over a program's points, to (S, V)."""
     if BY_ROWS:
         return tl.sum(total, axis=0)
     else:
         return total
+
+
+@triton.jit
+def wide(row):
+    """(S, V) as it goes with a tile."""
+    return row[None, None, :, :]
+
+
+@triton.jit
+def tall(value):
+    """(W, R) as it goes with a tile."""
+    return value[:, :, None, None]

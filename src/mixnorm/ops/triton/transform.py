@@ -18,9 +18,21 @@ from mixnorm.ops.triton.components import (
     line,
     load_parameter,
 )
-from mixnorm.ops.triton.tiles import load_tile, no_sums, over_rows, over_width, row_offsets, rows_of_tile, store_tile
+from mixnorm.ops.triton.tiles import (
+    channels,
+    load_tile,
+    no_sums,
+    over_rows,
+    over_width,
+    row_offsets,
+    rows_of_tile,
+    store_tile,
+    tall,
+    wide,
+)
 
 Statistics = tuple[Tensor, Tensor, Tensor]
+LINES_COLUMNS = 8
 
 
 def mix(
@@ -37,15 +49,15 @@ def mix(
     """Σ_k ν_k/√λ_k · act(x̂_k) with γ and β (D,); ``resp`` (B, m, K) lies in memory as (B, K, m)."""
     batch, outer, inner, dim = points.shape
     y = torch.empty_like(points)
-    shape = tiles.tile(points, 2 * resp.shape[2], rows_at_once=2)
+    shape = tiles.tile(points, resp.shape[2], "transform")
     x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
-    count = tiles.programs(points, shape.W * shape.R, per_processor=8)
+    count = tiles.programs(points, shape, "transform")
     with tiles.on_device(points):
         _mix[(count, batch)](
             points, resp, *statistics, weight, bias, y, outer * inner, inner, dim // x_walk.align,
             *x_walk[:4], *y_walk[:4], eps,
-            **_options(weight, bias, activation, affine_mode), **_shape(shape, resp.shape[2]),
-            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align, num_warps=shape.num_warps,
+            **_options(weight, bias, activation, affine_mode), **shape._asdict(), K=resp.shape[2],
+            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align,
         )  # fmt: skip
     return y
 
@@ -64,35 +76,34 @@ def mix_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points."""
     batch, outer, inner, dim = points.shape
-    components = resp.shape[2]
-    shape = tiles.tile(points, 2 * components, rows_at_once=2)
-    x_walk, g_walk = tiles.walk(points, shape), tiles.walk(grad, shape)
-    count = tiles.programs(points, shape.W * shape.R, per_processor=4)
+    components, m = resp.shape[2], outer * inner
+    options = _options(weight, bias, activation, affine_mode)
     new = {"dtype": torch.float32, "device": points.device}
-    sums = torch.empty(batch, count, 2, components, dim, **new)
     lines = torch.empty(batch, 2, components, dim, **new)
     grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
     grad_points = torch.empty_like(points)
-    out_walk = tiles.walk(grad_points, shape)
-    m = outer * inner
-    options = _options(weight, bias, activation, affine_mode)
-    addresses = (*x_walk[:4], *g_walk[:4])
-    paths = {"PATH": x_walk.path, "ALIGN": x_walk.align, "G_PATH": g_walk.path, "G_ALIGN": g_walk.align}
     with tiles.on_device(points):
+        shape = tiles.tile(points, components, "gradient_sums")
+        count = tiles.programs(points, shape, "gradient_sums")
+        sums = torch.empty(batch, count, 2, components, dim, **new)
+        x_walk, g_walk = tiles.walk(points, shape), tiles.walk(grad, shape)
         _gradient_sums[(count, batch)](
-            points, grad, resp, *statistics, weight, bias, sums, m, inner, dim // x_walk.align, *addresses, eps,
-            **options, **_shape(shape, components), **paths, num_warps=shape.num_warps,
+            points, grad, resp, *statistics, weight, bias, sums, m, inner, dim // x_walk.align, *x_walk[:4], *g_walk[:4], eps,
+            **options, **shape._asdict(), K=components,
+            PATH=x_walk.path, ALIGN=x_walk.align, G_PATH=g_walk.path, G_ALIGN=g_walk.align,
         )  # fmt: skip
-        block = min(16, shape.BLOCK_D)
-        _gradient_lines[(triton.cdiv(dim, block), batch)](
+        _gradient_lines[(triton.cdiv(dim, LINES_COLUMNS), batch)](
             sums, *statistics, weight, bias, lines, grad_weight, grad_bias, m, dim, count, eps,
-            **options, K=components, BLOCK_D=block, BLOCK_G=64, num_warps=4,
+            **options, K=components, COLUMNS=LINES_COLUMNS, PROGRAMS=min(128, triton.next_power_of_2(count)), num_warps=4,
         )  # fmt: skip
-        _gradient[(tiles.programs(points, shape.W * shape.R, per_processor=8), batch)](
+        shape = tiles.tile(points, components, "gradient")
+        x_walk, g_walk, out_walk = (tiles.walk(t, shape) for t in (points, grad, grad_points))
+        _gradient[(tiles.programs(points, shape, "gradient"), batch)](
             points, grad, resp, *statistics, weight, bias, lines, grad_points, m, inner, dim // x_walk.align,
-            *addresses, *out_walk[:4], eps,
-            **options, **_shape(shape, components), **paths, Y_PATH=out_walk.path, Y_ALIGN=out_walk.align,
-            num_warps=shape.num_warps,
+            *x_walk[:4], *g_walk[:4], *out_walk[:4], eps,
+            **options, **shape._asdict(), K=components,
+            PATH=x_walk.path, ALIGN=x_walk.align, G_PATH=g_walk.path, G_ALIGN=g_walk.align,
+            Y_PATH=out_walk.path, Y_ALIGN=out_walk.align,
         )  # fmt: skip
     return grad_points, grad_weight, grad_bias
 
@@ -104,10 +115,6 @@ def _options(weight: Tensor | None, bias: Tensor | None, activation: str | None,
         "ACTIVATION": ACTIVATIONS[activation],
         "IN_STATISTICS": affine_mode == "statistics",
     }
-
-
-def _shape(shape: tiles.Tile, components: int) -> dict[str, Any]:
-    return {"K": components, "W": shape.W, "R": shape.R, "BLOCK_D": shape.BLOCK_D, "BY_ROWS": shape.BY_ROWS}
 
 
 @triton.jit
@@ -123,7 +130,7 @@ def _lines(
     K: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
 ):
-    """1/√λ, and slope and centre (D,), of every component."""
+    """1/√λ, and slope and centre (S, V), of every component."""
     factor, slope, centre = (), (), ()
     for k in tl.static_range(K):
         mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
@@ -164,7 +171,8 @@ def _mix(
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
     BY_ROWS: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -173,7 +181,7 @@ def _mix(
 ):
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
-    d = tl.arange(0, BLOCK_D)
+    d = channels(S, V)
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
     factor, slope, centre = _lines(
@@ -183,19 +191,19 @@ def _mix(
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
         x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
-        y = tl.zeros((W, R, BLOCK_D), tl.float32)
+        y = tl.zeros((W, R, S, V), tl.float32)
         for k in tl.static_range(K):
             mixing = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0) * factor[k]
-            z = x - centre[k][None, None, :]
+            z = x - wide(centre[k])
             if ACTIVATION == 0:
-                y += mixing[:, :, None] * slope[k][None, None, :] * z
+                y += tall(mixing) * wide(slope[k]) * z
             else:
-                z = slope[k][None, None, :] * z
+                z = wide(slope[k]) * z
                 if not IN_STATISTICS:
-                    z += beta[None, None, :]
-                y += mixing[:, :, None] * activate(z, ACTIVATION)
+                    z += wide(beta)
+                y += tall(mixing) * activate(z, ACTIVATION)
         if ACTIVATION == 0 and not IN_STATISTICS:
-            y += beta[None, None, :]
+            y += wide(beta)
         y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
         store_tile(y_ptr + b * y_b, y, y_rows, exists, d, dim, y_d)
 
@@ -230,7 +238,8 @@ def _gradient_sums(
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
     BY_ROWS: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -239,7 +248,7 @@ def _gradient_sums(
 ):
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
-    d = tl.arange(0, BLOCK_D)
+    d = channels(S, V)
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
     _, slope, centre = _lines(
@@ -247,8 +256,8 @@ def _gradient_sums(
     )
     first, second = (), ()
     for _ in tl.static_range(K):
-        first = first + (no_sums(W, BLOCK_D, BY_ROWS),)
-        second = second + (no_sums(W, BLOCK_D, BY_ROWS),)
+        first = first + (no_sums(W, S, V, BY_ROWS),)
+        second = second + (no_sums(W, S, V, BY_ROWS),)
     for tile in range(program, tl.cdiv(m, W * R), programs):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
@@ -258,12 +267,12 @@ def _gradient_sums(
         new_first, new_second = (), ()
         for k in tl.static_range(K):
             resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
-            centred = x - centre[k][None, None, :]
-            weighted = resp[:, :, None] * grad
+            centred = x - wide(centre[k])
+            weighted = tall(resp) * grad
             if ACTIVATION != 0:
-                z = slope[k][None, None, :] * centred
+                z = wide(slope[k]) * centred
                 if not IN_STATISTICS:
-                    z += beta[None, None, :]
+                    z += wide(beta)
                 weighted *= activation_slope(z, ACTIVATION)
             new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
             new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
@@ -294,35 +303,41 @@ def _gradient_lines(
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_G: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
 ):
     """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
     b = tl.program_id(1).to(tl.int64)
-    d = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
+    d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums_ptr += b * programs * 2 * K * dim
+    first, second = (), ()
+    for _ in tl.static_range(K):
+        first = first + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+        second = second + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+    for start in range(0, programs, PROGRAMS):
+        g = start + tl.arange(0, PROGRAMS)
+        mask = (g < programs)[:, None] & (d < dim)[None, :]
+        pointers = sums_ptr + g[:, None] * (2 * K) * dim + d[None, :]
+        new_first, new_second = (), ()
+        for k in tl.static_range(K):
+            new_first = new_first + (first[k] + tl.load(pointers + k * dim, mask=mask, other=0.0),)
+            new_second = new_second + (second[k] + tl.load(pointers + (K + k) * dim, mask=mask, other=0.0),)
+        first, second = new_first, new_second
+
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-    grad_gamma = tl.zeros((BLOCK_D,), tl.float32)
-    grad_beta = tl.zeros((BLOCK_D,), tl.float32)
-    sums_ptr += b * programs * 2 * K * dim
+    grad_gamma = tl.zeros((COLUMNS,), tl.float32)
+    grad_beta = tl.zeros((COLUMNS,), tl.float32)
     lines_ptr += b * 2 * K * dim
     for k in tl.static_range(K):
-        first = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        second = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
-        for start in range(0, programs, BLOCK_G):
-            g = start + tl.arange(0, BLOCK_G)
-            mask = (g < programs)[:, None] & (d < dim)[None, :]
-            pointers = sums_ptr + (g[:, None] * 2 * K + k) * dim + d[None, :]
-            first += tl.load(pointers, mask=mask, other=0.0)
-            second += tl.load(pointers + K * dim, mask=mask, other=0.0)
         share = tl.load(weights_ptr + b * K + k)
         factor = inverse_sqrt(share)
         row = (b * K + k) * dim + d
         mean = tl.load(means_ptr + row, mask=d < dim, other=0.0)
         variance = tl.load(variances_ptr + row, mask=d < dim, other=1.0)
         slope, _ = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
-        p = tl.sum(first, axis=0)
-        q = tl.sum(second, axis=0) * factor
+        p = tl.sum(first[k], axis=0)
+        q = tl.sum(second[k], axis=0) * factor
         grad_mean = -slope * p * factor
         if IN_STATISTICS:
             grad_scale = -0.5 * slope * slope * slope * q  # with respect to γ·σ² + ε
@@ -377,7 +392,8 @@ def _gradient(
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
     BY_ROWS: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -389,7 +405,7 @@ def _gradient(
     """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
-    d = tl.arange(0, BLOCK_D)
+    d = channels(S, V)
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
     factor, slope, centre = _lines(
@@ -406,16 +422,16 @@ def _gradient(
         g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
         x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
         grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
-        out = tl.zeros((W, R, BLOCK_D), tl.float32)
+        out = tl.zeros((W, R, S, V), tl.float32)
         for k in tl.static_range(K):
             resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
-            direct = (factor[k] * slope[k])[None, None, :] * grad
+            direct = wide(factor[k] * slope[k]) * grad
             if ACTIVATION != 0:
-                z = slope[k][None, None, :] * (x - centre[k][None, None, :])
+                z = wide(slope[k]) * (x - wide(centre[k]))
                 if not IN_STATISTICS:
-                    z += beta[None, None, :]
+                    z += wide(beta)
                 direct *= activation_slope(z, ACTIVATION)
-            through = offset[k][None, None, :] + tilt[k][None, None, :] * (x - mean[k][None, None, :])
-            out += resp[:, :, None] * (direct + through)
+            through = wide(offset[k]) + wide(tilt[k]) * (x - wide(mean[k]))
+            out += tall(resp) * (direct + through)
         y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
         store_tile(out_ptr + b * y_b, out, y_rows, exists, d, dim, y_d)
