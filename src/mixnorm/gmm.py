@@ -148,16 +148,22 @@ def fit_points(
     init: ops.Statistics | None,
     generator: torch.Generator | None,
     fixed: bool = False,
+    counter: Tensor | None = None,
     backend: str,
 ) -> tuple[Tensor, ops.Statistics]:
     """The fit itself: ``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
 
-    ``fixed``: the same numbers every time in place of random ones.
+    ``fixed``: the same numbers every time in place of random ones. ``counter``: numbers of a stream that begins anew each
+    time it changes, for CUDA graphs, where a draw from PyTorch's generator costs two more launches a replay.
     """
     options: dict[str, Any] = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
     seeds = reference_fit.num_uniforms(num_components) if init is None else num_components
     # All the random numbers of a fit at once: on a GPU each call is a launch.
-    draws = _draws(size + 1 + points.shape[0] * seeds, points, generator, fixed)
+    draws: Any
+    if counter is not None and init is None and ops.makes_numbers(points, num_components, backend):
+        draws = (int(torch.randint(2**62, ())), counter)
+    else:
+        draws = _draws(size + 1 + points.shape[0] * seeds, points, generator, fixed)
     if init is None:
         lloyd_iters = em_iters // 2
         return ops.sample_and_fit(

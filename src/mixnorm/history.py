@@ -77,13 +77,10 @@ class MixtureHistory(nn.Module):
         )
 
     def _is_empty(self) -> bool:
-        """Whether the history holds no batch, without a look at a GPU's memory.
-
-        Compiled code takes an empty history as it is: no component is in use.
-        """
-        if torch.compiler.is_compiling():
-            return False
-        return not self._seen if self.num_batches_tracked.device.type != "cpu" else not self.num_batches_tracked
+        """Whether the history holds no batch. What a GPU counted is not read back: there, any batch since the start is one."""
+        if torch.compiler.is_compiling() or self.num_batches_tracked.device.type != "cpu":
+            return not self._seen
+        return not self.num_batches_tracked
 
     def effective_components(self) -> int | Tensor:
         """How many components the last training batch used; a tensor where there are several mixtures."""
@@ -109,17 +106,20 @@ class MixtureHistory(nn.Module):
         self._last_statistics = self._pooled = None
         self._warm_starts = {}
 
+    def queues(self) -> tuple[ops.Statistics, Tensor]:
+        """What a training batch's mixture is pushed to: the queues (B, T, K) and twice (B, T, K, D), and the count."""
+        buffers = (self.history_weights, self.history_means, self.history_vars)
+        queues = buffers if self.population == "channel" else tuple(t.unsqueeze(0) for t in buffers)
+        return queues, self.num_batches_tracked  # type: ignore[return-value]
+
     def remember(self, statistics: ops.Statistics, sample: Tensor) -> None:
-        """Appends this batch's mixture, λ (B, K), μ and σ² (B, K, D), to the history, unless it is not finite."""
+        """Keeps what is not in the queues: that there was a batch, its mixture where there is no history, its sample."""
         if not self.keeps_history:
             one = self.population == "batch"
             self._last_statistics = tuple(s.squeeze(0) for s in statistics) if one else statistics  # type: ignore[assignment]
             return
         self._seen = True
         self._pooled = None
-        lead = self.population != "channel"
-        queues = tuple(q.unsqueeze(0) if lead else q for q in (self.history_weights, self.history_means, self.history_vars))
-        ops.push(queues, statistics, self.num_batches_tracked, backend=self.backend)  # type: ignore[arg-type]
         if self.inference == "pooled":
             self._keep_sample(sample)
 
@@ -144,16 +144,7 @@ class MixtureHistory(nn.Module):
 
     def slot_weights(self) -> tuple[Tensor, Tensor]:
         """The history's λ (..., T, K) and τ (..., T), Eq. (decay_factor), over the slots that are filled."""
-        filled = self.history_weights.sum(-1) > 0
-        # A layer that has seen nothing behaves as a new batch norm: mean 0 and variance 1.
-        unused = ~filled.any(-1, keepdim=True)
-        newest = torch.zeros_like(filled[..., :1, None].expand_as(self.history_weights))
-        newest[..., -1, 0] = unused.squeeze(-1)
-        weights = torch.where(newest, 1.0, self.history_weights)
-        age = torch.arange(self.history - 1, -1, -1, device=weights.device, dtype=weights.dtype)
-        decay = torch.ones_like(age) if self.momentum is None else (1 - self.momentum) ** age
-        tau = torch.where(weights.sum(-1) > 0, decay, 0.0)
-        return weights, tau / tau.sum(-1, keepdim=True)
+        return ops.slot_weights(self.history_weights, 1.0 if self.momentum is None else 1 - self.momentum, backend=self.backend)
 
     def pooled_mixture(self) -> GaussianMixture | None:
         """One mixture of the kept samples of the last T batches, fitted once; ``None`` where none are kept."""

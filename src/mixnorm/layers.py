@@ -126,11 +126,14 @@ class _MixtureNorm(MixtureHistory):
                 init=self._warm_mixture(points) if self.seeding == "warm" and self.training else None,
                 generator=None,
                 fixed=not self.training,
+                counter=self.num_batches_tracked if self.training and self.keeps_history and _in_graph(points) else None,
                 backend=self.backend,
             )
-            resp, statistics = ops.em_step(points.detach(), mixture, backend=self.backend)
             # A recomputation inside backward (activation checkpointing) has been counted the first time.
-            if self.training and not _in_backward():
+            first_time = self.training and not _in_backward()
+            history = self.queues() if first_time and self.keeps_history else None
+            resp, statistics = ops.em_step(points.detach(), mixture, history=history, backend=self.backend)
+            if first_time:
                 self.remember(statistics, sample)
         return ops.normalize(
             points, resp, weight, bias, statistics=statistics, eps=self.eps, activation=self.activation,
@@ -259,6 +262,13 @@ class _MixtureNorm(MixtureHistory):
 def _in_backward() -> bool:
     """Whether this forward pass is a recomputation, as activation checkpointing does it."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+def _in_graph(points: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, and this forward pass will not be recomputed with the generator put back."""
+    if not points.is_cuda or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
+        return False
+    return points.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:

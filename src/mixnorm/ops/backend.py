@@ -29,12 +29,18 @@ def check(backend: str) -> None:
         raise RuntimeError("backend='triton' needs the package triton: install it, or use 'auto'")
 
 
+def makes_numbers(points: Tensor, num_components: int, backend: str) -> bool:
+    """Whether the implementation for these points can make its random numbers from a seed and a counter."""
+    return hasattr(_implementation(points, backend, num_components), "sample_and_fit")
+
+
 def sample_and_fit(
-    points: Tensor, size: int, draws: Tensor, num_components: int, *, backend: str = "auto", **options: Any
+    points: Tensor, size: int, draws: Any, num_components: int, *, backend: str = "auto", **options: Any
 ) -> tuple[Tensor, Statistics]:
     """``size`` of the points (B, size, D), and their mixture from k-means++, Lloyd and EM.
 
-    ``draws`` are size + 1 uniform numbers for the sample, and ``reference_fit.num_uniforms`` for each mixture.
+    ``draws`` are size + 1 uniform numbers for the sample, and ``reference_fit.num_uniforms`` for each mixture; or, where
+    :func:`makes_numbers`, a seed and a counter on the device.
     """
     if torch.compiler.is_compiling():
         from mixnorm.ops import library
@@ -71,18 +77,30 @@ def em(sample: Tensor, mixture: Statistics, *, backend: str = "auto", **options:
     return (_implementation(sample, backend, mixture[0].shape[1]) or reference_fit).em(sample, *mixture, **options)
 
 
-def em_step(points: Tensor, mixture: Statistics, *, backend: str = "auto") -> tuple[Tensor, Statistics]:
-    """ν (B, m, K) of every point under the mixture, and λ, μ, σ² of all points under that ν."""
+def em_step(
+    points: Tensor, mixture: Statistics, *, history: tuple[Statistics, Tensor] | None = None, backend: str = "auto"
+) -> tuple[Tensor, Statistics]:
+    """ν (B, m, K) of every point under the mixture, and λ, μ, σ² of all points under that ν.
+
+    ``history``: queues and a count that these go into, as in :func:`push`.
+    """
+    implementation = None
     if torch.compiler.is_compiling():
         from mixnorm.ops import library
 
-        resp, *statistics = library.em_step(points, *mixture, backend=backend)
-        return resp, tuple(statistics)  # type: ignore[return-value]
-    implementation = _implementation(points, backend, mixture[0].shape[1])
-    if implementation is not None:
-        return implementation.em_step(points, mixture)
-    resp, *statistics = reference.em_step(_flat(points.to(mixture[1].dtype)), *mixture)
-    return resp, tuple(statistics)  # type: ignore[return-value]
+        resp, *found = library.em_step(points, *mixture, backend=backend)
+    else:
+        implementation = _implementation(points, backend, mixture[0].shape[1])
+        if hasattr(implementation, "push"):
+            return implementation.em_step(points, mixture, history)
+        if implementation is not None:
+            resp, found = implementation.em_step(points, mixture)
+        else:
+            resp, *found = reference.em_step(_flat(points.to(mixture[1].dtype)), *mixture)
+    weights, means, variances = found
+    if history is not None:
+        push(history[0], (weights, means, variances), history[1], backend=backend)
+    return resp, (weights, means, variances)
 
 
 def normalize(
@@ -186,6 +204,16 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: st
         shifted = torch.cat((queue[:, 1:], value.unsqueeze(1).to(queue.dtype)), 1)
         queue.copy_(shifted if on_host else torch.where(finite, shifted, queue))
     tracked.add_(finite)
+
+
+def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """The λ and τ that a history's weights (..., T, K) are evaluated with; see :func:`mixnorm.ops.reference.slot_weights`."""
+    lead = weights.shape[:-2]
+    implementation = None if torch.compiler.is_compiling() else _implementation(weights, backend)
+    if hasattr(implementation, "slot_weights"):
+        used, tau = implementation.slot_weights(weights.reshape(-1, *weights.shape[-2:]), decay)
+        return used.view(weights.shape), tau.view(*lead, -1)
+    return reference.slot_weights(weights, decay)
 
 
 def _implementation(points: Tensor, backend: str, components: int = 1, slots: int = 1) -> Any:

@@ -165,6 +165,21 @@ def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tu
     return joint.log(), torch.where(tau > 0, inverse_sqrt(joint if mode == "paper" else weights), 0.0)
 
 
+def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """The λ (..., T, K) that a history is evaluated with, and τ (..., T), Eq. (decay_factor), over the slots that are filled.
+
+    The newest slot is the last. An empty history is taken for one component of mean 0 and variance 1, as a new batch norm's.
+    """
+    unused = ~(weights.sum(-1) > 0).any(-1)
+    first = torch.zeros_like(weights, dtype=torch.bool)
+    first[..., -1, 0] = unused
+    weights = torch.where(first, 1.0, weights)
+    slots = weights.shape[-2]
+    age = torch.arange(slots - 1, -1, -1, device=weights.device, dtype=weights.dtype)
+    tau = torch.where(weights.sum(-1) > 0, torch.full_like(age, decay) ** age, 0.0)
+    return weights, tau / tau.sum(-1, keepdim=True)
+
+
 def inverse_sqrt(weights: Tensor) -> Tensor:
     """1/√λ, and 0 for a component that is not in use."""
     return torch.where(weights > 0, positive(weights).rsqrt(), 0.0)

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from mixnorm.ops import reference
 from mixnorm.ops.differentiable import gradients
-from mixnorm.ops.triton import inference as _inference
+from mixnorm.ops.triton import evaluation
 from mixnorm.ops.triton import statistics as _statistics
 from mixnorm.ops.triton import tiles, transform
 from mixnorm.ops.triton.fit import em, sample_and_fit
-from mixnorm.ops.triton.queue import push
+from mixnorm.ops.triton.queue import push, slot_weights
 from mixnorm.ops.triton.statistics import em_step
 
-__all__ = ["em", "em_step", "inference", "mix", "mix_backward", "normalize", "obstacle", "push", "sample_and_fit"]
+__all__ = [
+    "em", "em_step", "inference", "mix", "mix_backward", "normalize", "obstacle", "push", "sample_and_fit", "slot_weights",
+]  # fmt: skip
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -37,13 +39,9 @@ def obstacle(points: Tensor, components: int, slots: int = 1) -> str | None:
         return f"the input has dtype {points.dtype}, not float32, float16 or bfloat16"
     if points.shape[-1] > tiles.MAX_DIM:
         return f"the points have {points.shape[-1]} dimensions, more than {tiles.MAX_DIM}"
-    many = components > MAX_COMPONENTS if slots == 1 else _components(slots, components) > _inference.MAX_COMPONENTS
-    return f"{slots} × {components} components are more than the kernels hold" if many else None
-
-
-def _components(slots: int, components: int) -> int:
-    slots_pad, components_pad = _inference.padded(slots, components)
-    return slots_pad * components_pad
+    if components > MAX_COMPONENTS or evaluation.padded(slots) * components > evaluation.MAX_COMPONENTS:
+        return f"a history of {slots} × {components} components is more than the kernels hold"
+    return None
 
 
 def mix(
@@ -144,7 +142,7 @@ class _Inference(torch.autograd.Function):
     ) -> Tensor:
         ctx.options = options
         ctx.save_for_backward(points, weights, means, variances, slot_weights, weight, bias)
-        return _inference.inference(points, weights, means, variances, slot_weights, weight, bias, **options)
+        return evaluation.inference(points, weights, means, variances, slot_weights, weight, bias, **options)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

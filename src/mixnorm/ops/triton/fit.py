@@ -20,8 +20,6 @@ one more barrier a step.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -39,7 +37,7 @@ MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at on
 def sample_and_fit(
     points: Tensor,
     size: int,
-    draws: Tensor,
+    draws: Tensor | tuple[int, Tensor],
     num_components: int,
     *,
     lloyd_iters: int,
@@ -49,7 +47,8 @@ def sample_and_fit(
 ) -> tuple[Tensor, Statistics]:
     """``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
 
-    ``draws`` are the uniform numbers of :func:`mixnorm.gmm.fit_points`.
+    ``draws`` are uniform numbers, size + 1 for the sample and then those of the seeding of each mixture, or a seed and a
+    counter on the device, from which the kernel makes them.
     """
     if num_components == 1:  # nothing to seed and nothing to iterate
         lloyd_iters = em_iters = 0
@@ -81,7 +80,7 @@ def em(
 def _launch(
     points: Tensor,
     sample: Tensor,
-    draws: Tensor | None,
+    draws: Tensor | tuple[int, Tensor] | None,
     start: Statistics | None,
     components: int,
     hard_steps: int,
@@ -108,9 +107,10 @@ def _launch(
         torch.empty(batch, components, dim, **new),
         torch.empty(batch, components, dim, **new),
     )
+    seed, numbers = draws if isinstance(draws, tuple) else (0, draws)
     with tiles.on_device(points):
         _fit[(programs, batch)](
-            points, sample, draws, *(start or mixture), *mixture,
+            points, sample, numbers, seed, *(start or mixture), *mixture,
             torch.empty(batch, 2, candidates, size, **new) if start is None else None,
             torch.empty(batch, 2, candidates, blocks, **new) if start is None else None,
             torch.empty(batch, programs, components * (2 * dim + 1), **new) if in_order else None,
@@ -121,16 +121,16 @@ def _launch(
             CANDIDATES=candidates, CANDIDATES_PAD=triton.next_power_of_2(candidates), K_PAD=triton.next_power_of_2(components),
             UNIFORMS=reference_fit.num_uniforms(components), PER_BLOCK=per_block,
             BLOCKS_PAD=triton.next_power_of_2(blocks), PROGRAMS_PAD=triton.next_power_of_2(programs),
-            ALONE=programs == 1, IN_ORDER=in_order, SEEDED=start is None, **shape._asdict(),
+            ALONE=programs == 1, IN_ORDER=in_order, SEEDED=start is None,
+            COUNTED=isinstance(draws, tuple), **shape._asdict(),
             **({"launch_cooperative_grid": True} if programs > 1 else {}),
         )  # fmt: skip
     return mixture
 
 
-@functools.cache
 def _programs_at_once(device: torch.device) -> int:
     """How many programs surely run at the same time. One on a CPU, where they run one after another."""
-    return 1 if device.type != "cuda" else tiles.processors(device)
+    return 1 if device.type != "cuda" else tiles.processors(device) * tiles.TUNING["fit"].per_processor
 
 
 _ARRIVE = tl.constexpr(
@@ -160,10 +160,19 @@ def _wait(barrier_ptr, arrivals, ALONE: tl.constexpr):
 
 
 @triton.jit
-def _source(number, draws_ptr, size, stretch, rest):
+def _uniform(i, draws_ptr, seed, exists, COUNTED: tl.constexpr):
+    """The i-th random number of this fit; with COUNTED, of the stream that the seed and the counter name."""
+    if COUNTED:
+        return tl.rand(seed + tl.load(draws_ptr), i)
+    else:
+        return tl.load(draws_ptr + i, mask=exists, other=0.0)
+
+
+@triton.jit
+def _source(number, draws_ptr, seed, size, stretch, rest, COUNTED: tl.constexpr):
     """Which point of the tensor is the sample's: a random one of each of as many stretches of equal length."""
-    jitter = (tl.load(draws_ptr + number, mask=number < size, other=0.0) * stretch).to(tl.int32)
-    offset = (tl.load(draws_ptr + size) * (rest + 1)).to(tl.int32)
+    jitter = (_uniform(number, draws_ptr, seed, number < size, COUNTED) * stretch).to(tl.int32)
+    offset = (_uniform(size, draws_ptr, seed, True, COUNTED) * (rest + 1)).to(tl.int32)
     return number * stretch + tl.minimum(jitter, stretch - 1) + tl.minimum(offset, rest)
 
 
@@ -215,7 +224,8 @@ def _add_up(partial_ptr, totals_ptr, numbers, program, programs, PROGRAMS_PAD: t
 def _fit(
     x_ptr,  # (B, outer, inner, D)
     sample_ptr,  # (B, s, D), written if SEEDED
-    draws_ptr,  # (s + 1 + B·UNIFORMS,)
+    draws_ptr,  # (s + 1 + B·UNIFORMS,), or one counter if COUNTED
+    seed,
     start_weights_ptr,  # (B, K), unless SEEDED
     start_means_ptr,  # (B, K, D)
     start_variances_ptr,  # (B, K, D)
@@ -255,11 +265,13 @@ def _fit(
     ALONE: tl.constexpr,
     IN_ORDER: tl.constexpr,
     SEEDED: tl.constexpr,
+    COUNTED: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
     V: tl.constexpr,
     BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     d = channels(S, V)
@@ -273,17 +285,18 @@ def _fit(
         x_ptr += b * x_b
         remaining_ptr += b * 2 * CANDIDATES * size
         block_sums_ptr += b * 2 * CANDIDATES * blocks
-        uniforms_ptr = draws_ptr + size + 1 + b * UNIFORMS
+        uniforms = size + 1 + tl.program_id(1) * UNIFORMS
 
         # Start: the sample, and the distances to its first seed.
-        chosen = tl.minimum((tl.load(uniforms_ptr) * size).to(tl.int32), size - 1)
-        first = row_offsets(0, _source(chosen, draws_ptr, size, stretch, rest), inner, x_o, x_i, PATH, ALIGN, W, R)
+        chosen = tl.minimum((_uniform(uniforms, draws_ptr, seed, True, COUNTED) * size).to(tl.int32), size - 1)
+        first = _source(chosen, draws_ptr, seed, size, stretch, rest, COUNTED)
+        first = row_offsets(0, first, inner, x_o, x_i, PATH, ALIGN, W, R)
         center = tl.load(x_ptr + first + d * x_d, mask=d < dim, other=0.0).to(tl.float32)
         for block in range(program, blocks, programs):
             total = tl.zeros((W,), tl.float32)
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                source = _source(points, draws_ptr, size, stretch, rest)
+                source = _source(points, draws_ptr, seed, size, stretch, rest, COUNTED)
                 x = load_tile(x_ptr, row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R), exists, d, dim, x_d)
                 pointers = sample_ptr + points.to(tl.int64)[:, :, None, None] * dim + wide(d)
                 tl.store(pointers, x, mask=exists[:, :, None, None] & wide(d < dim))
@@ -301,7 +314,8 @@ def _fit(
         best = 0
         for turn in range(1, K):
             old, now = ((turn - 1) % 2) * CANDIDATES + best, (turn % 2) * CANDIDATES
-            u = tl.load(uniforms_ptr + 1 + (turn - 1) * CANDIDATES + c, mask=c < CANDIDATES, other=0.0)
+            i = uniforms + 1 + (turn - 1) * CANDIDATES + c
+            u = _uniform(i, draws_ptr, seed, c < CANDIDATES, COUNTED)
             drawn = _draw(u, block_sums_ptr + old * blocks, remaining_ptr + old * size, size, blocks, PER_BLOCK, BLOCKS_PAD)
             candidate = ()
             for j in tl.static_range(CANDIDATES):
@@ -326,9 +340,9 @@ def _fit(
                     tl.store(block_sums_ptr + (now + j) * blocks + block, tl.sum(total[j], axis=0))
             _wait(barrier_ptr, arrivals, ALONE)
             arrivals += programs
-            i = tl.arange(0, BLOCKS_PAD)
-            pointers = block_sums_ptr + (now + c)[:, None] * blocks + i[None, :]
-            left = tl.load(pointers, mask=(c < CANDIDATES)[:, None] & (i < blocks)[None, :], other=0.0).to(tl.float64)
+            every = tl.arange(0, BLOCKS_PAD)[None, :]
+            pointers = block_sums_ptr + (now + c)[:, None] * blocks + every
+            left = tl.load(pointers, mask=(c < CANDIDATES)[:, None] & (every < blocks), other=0.0).to(tl.float64)
             left = tl.where(c < CANDIDATES, tl.sum(left, axis=1), float("inf"))
             best = tl.argmin(left, axis=0)
             seeds = tl.where(tl.arange(0, K_PAD) == turn, _pick(drawn, best, CANDIDATES_PAD), seeds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -53,19 +54,63 @@ def _push(
         bad += (number - number != 0).to(tl.int32)
     if tl.sum(bad, axis=0) == 0:
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        _shift(weights_queue_ptr, weights_ptr, column, weights_count, weights_row, slots, SLOTS_PAD)
-        _shift(means_queue_ptr, means_ptr, column, means_count, means_row, slots, SLOTS_PAD)
-        _shift(variances_queue_ptr, variances_ptr, column, means_count, means_row, slots, SLOTS_PAD)
+        few, many = column < weights_count, column < means_count
+        weights = tl.load(weights_ptr + column, mask=few, other=0.0)
+        place = column // weights_row * slots * weights_row + column % weights_row
+        shift(weights_queue_ptr, weights, place, few, weights_row, slots, SLOTS_PAD)
+        place = column // means_row * slots * means_row + column % means_row
+        shift(means_queue_ptr, tl.load(means_ptr + column, mask=many, other=0.0), place, many, means_row, slots, SLOTS_PAD)
+        variances = tl.load(variances_ptr + column, mask=many, other=0.0)
+        shift(variances_queue_ptr, variances, place, many, means_row, slots, SLOTS_PAD)
         if tl.program_id(0) == 0:
             tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
 
 
 @triton.jit
-def _shift(queue_ptr, newest_ptr, column, count, row, slots, SLOTS_PAD: tl.constexpr):
+def shift(queue_ptr, newest, place, exists, row, slots, SLOTS_PAD: tl.constexpr):
+    """Moves columns of a queue (T, row), which begin at ``place``, up by one, and puts ``newest`` last."""
     slot = tl.arange(0, SLOTS_PAD)[:, None]
-    place = queue_ptr + (column // row * slots * row + column % row)[None, :] + slot * row
-    mask = (slot < slots) & (column < count)[None, :]
-    older = tl.load(place + row, mask=mask & (slot < slots - 1), other=0.0)
-    newest = tl.load(newest_ptr + column, mask=column < count, other=0.0)[None, :]
+    pointers = queue_ptr + place[None, :] + slot * row
+    mask = (slot < slots) & exists[None, :]
+    older = tl.load(pointers + row, mask=mask & (slot < slots - 1), other=0.0)
     tl.debug_barrier()  # all is read before anything is written
-    tl.store(place, tl.where(slot < slots - 1, older.to(tl.float32), newest).to(queue_ptr.dtype.element_ty), mask=mask)
+    value = tl.where(slot < slots - 1, older.to(tl.float32), newest[None, :])
+    tl.store(pointers, value.to(queue_ptr.dtype.element_ty), mask=mask)
+
+
+def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """The history's λ (B, T, K) and τ (B, T): ``reference.slot_weights``."""
+    batch, slots, components = weights.shape
+    used, tau = torch.empty_like(weights), torch.empty_like(weights[..., 0])
+    with tiles.on_device(weights):
+        _slot_weights[(batch,)](
+            weights.contiguous(), used, tau, decay, T=slots, K=components,
+            T_PAD=triton.next_power_of_2(slots), K_PAD=triton.next_power_of_2(components), num_warps=1,
+        )  # fmt: skip
+    return used, tau
+
+
+@triton.jit
+def _slot_weights(
+    weights_ptr,  # (B, T, K)
+    used_ptr,  # (B, T, K), written
+    tau_ptr,  # (B, T), written
+    decay,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    T_PAD: tl.constexpr,
+    K_PAD: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    t, k = tl.arange(0, T_PAD)[:, None], tl.arange(0, K_PAD)[None, :]
+    mask = (t < T) & (k < K)
+    weights = tl.load(weights_ptr + b * T * K + t * K + k, mask=mask, other=0.0).to(tl.float32)
+    nothing = tl.sum(tl.sum(weights, axis=1), axis=0) == 0
+    weights = tl.where((t == T - 1) & (k == 0), tl.where(nothing, 1.0, weights), weights)
+    tl.store(used_ptr + b * T * K + t * K + k, weights.to(used_ptr.dtype.element_ty), mask=mask)
+    slot = tl.arange(0, T_PAD)
+    age = tl.maximum(T - 1 - slot, 0).to(tl.float32)
+    # decay to the power of age, also for a decay of 0
+    power = tl.where(age == 0, 1.0, tl.where(decay == 0, 0.0, tl.exp2(age * tl.log2(decay))))
+    tau = tl.where(tl.sum(weights, axis=1) > 0, power, 0.0)
+    tl.store(tau_ptr + b * T + slot, (tau / tl.sum(tau, axis=0)).to(tau_ptr.dtype.element_ty), mask=slot < T)

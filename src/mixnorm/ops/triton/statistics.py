@@ -10,18 +10,27 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
+from mixnorm.ops.triton.queue import push, shift
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
+History = tuple[Statistics, Tensor]
 M_STEP_COLUMNS = 16
 
 
-def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
-    """ν (B, m, K) under the mixture, and λ (B, K), μ and σ² (B, K, D) of the points under that ν."""
+def em_step(points: Tensor, mixture: Statistics, history: History | None = None) -> tuple[Tensor, Statistics]:
+    """ν (B, m, K) under the mixture, and λ (B, K), μ and σ² (B, K, D) of the points under that ν.
+
+    The statistics go into the ``history`` as well, the queues and the count of :func:`mixnorm.ops.triton.queue.push`.
+    """
     batch, outer, inner, _ = points.shape
     # Component by component, so that neighbouring points lie side by side.
     resp = torch.empty(batch, mixture[0].shape[1], outer * inner, dtype=torch.float32, device=points.device).mT
-    return resp, _em_step_into(resp, points, mixture, given=False)
+    # One mixture is pushed where it is computed; of several, all must be known before any is.
+    statistics = _em_step_into(resp, points, mixture, given=False, history=history if batch == 1 else None)
+    if history is not None and batch > 1:
+        push(history[0], statistics, history[1])
+    return resp, statistics
 
 
 def moments(points: Tensor, resp: Tensor) -> Statistics:
@@ -30,7 +39,9 @@ def moments(points: Tensor, resp: Tensor) -> Statistics:
     return _em_step_into(resp, points, (torch.ones_like(center[..., 0]), center, torch.ones_like(center)), given=True)
 
 
-def _em_step_into(resp: Tensor, points: Tensor, mixture: Statistics, *, given: bool) -> Statistics:
+def _em_step_into(
+    resp: Tensor, points: Tensor, mixture: Statistics, *, given: bool, history: History | None = None
+) -> Statistics:
     batch, outer, inner, dim = points.shape
     components = mixture[0].shape[1]
     shape = tiles.tile(points, components, "statistics")
@@ -40,6 +51,8 @@ def _em_step_into(resp: Tensor, points: Tensor, mixture: Statistics, *, given: b
     sums = torch.empty(batch, count, 2, components, dim, dtype=torch.float32, device=points.device)
     weights, means, variances = (t.contiguous() for t in mixture)
     result = tuple(torch.empty_like(t) for t in (weights, means, variances))
+    queues, tracked = history or ((None, None, None), None)
+    slots = 1 if history is None else history[0][0].shape[1]
     with tiles.on_device(points):
         _em_step[(count, batch)](
             points, weights, means, variances, resp, counts, sums,
@@ -48,8 +61,9 @@ def _em_step_into(resp: Tensor, points: Tensor, mixture: Statistics, *, given: b
             K=components, GIVEN=given, PATH=way.path, ALIGN=way.align, **shape._asdict(),
         )  # fmt: skip
         _m_step[(triton.cdiv(dim, M_STEP_COLUMNS), components, batch)](
-            means, variances, counts, sums, *result, outer * inner, dim, count, reference.MIN_VARIANCE,
-            K=components, COLUMNS=M_STEP_COLUMNS, PROGRAMS=min(256, triton.next_power_of_2(count)), num_warps=4,
+            means, variances, counts, sums, *result, *queues, tracked, slots,
+            outer * inner, dim, count, reference.MIN_VARIANCE,
+            K=components, PUSH=history is not None, SLOTS_PAD=triton.next_power_of_2(slots), COLUMNS=M_STEP_COLUMNS, PROGRAMS=min(256, triton.next_power_of_2(count)), num_warps=4,
         )  # fmt: skip
     return result  # type: ignore[return-value]
 
@@ -78,6 +92,7 @@ def _em_step(
     S: tl.constexpr,
     V: tl.constexpr,
     BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
@@ -95,7 +110,7 @@ def _em_step(
         count = count + (tl.zeros((W,), tl.float32),)
         first = first + (no_sums(W, S, V, BY_ROWS),)
         second = second + (no_sums(W, S, V, BY_ROWS),)
-    for tile in range(program, tl.cdiv(m, W * R), programs):
+    for tile in tl.range(program, tl.cdiv(m, W * R), programs, num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         offsets = row_offsets(tile, points, inner, stride_o, stride_i, PATH, ALIGN, W, R)
         centred = load_tile(x_ptr, offsets, exists, d, dim, stride_d) - wide(anchor)
@@ -126,11 +141,18 @@ def _m_step(
     new_weights_ptr,  # (B, K), written
     new_means_ptr,  # (B, K, D), written
     new_variances_ptr,  # (B, K, D), written
+    weights_queue_ptr,  # (T, K), changed if PUSH
+    means_queue_ptr,  # (T, K, D), changed if PUSH
+    variances_queue_ptr,  # (T, K, D), changed if PUSH
+    tracked_ptr,  # one number, changed if PUSH
+    slots,
     m,
     dim,
     programs,
     floor,
     K: tl.constexpr,
+    PUSH: tl.constexpr,
+    SLOTS_PAD: tl.constexpr,
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
@@ -155,7 +177,20 @@ def _m_step(
     row = (b * K + k) * dim + d
     variance = tl.maximum(tl.load(variances_ptr + row, mask=d < dim, other=1.0), floor)
     mean = tl.load(means_ptr + row, mask=d < dim, other=0.0) + tl.sqrt(variance) * mean_t
-    tl.store(new_means_ptr + row, tl.where(total == 0, 0.0, mean), mask=d < dim)
-    tl.store(new_variances_ptr + row, variance * tl.maximum(var_t, 0.0, tl.PropagateNan.ALL), mask=d < dim)
+    mean = tl.where(total == 0, 0.0, mean)
+    variance *= tl.maximum(var_t, 0.0, tl.PropagateNan.ALL)
+    tl.store(new_means_ptr + row, mean, mask=d < dim)
+    tl.store(new_variances_ptr + row, variance, mask=d < dim)
     if tl.program_id(0) == 0:
         tl.store(new_weights_ptr + b * K + k, total / m)
+    if PUSH:
+        # A point that is not finite has no posterior, so it shows in the weight of every component: all programs decide alike.
+        number = total + tl.sum(tl.where(d < dim, mean + variance, 0.0), axis=0)
+        if number - number == 0:
+            shift(means_queue_ptr, mean, k * dim + d, d < dim, K * dim, slots, SLOTS_PAD)
+            shift(variances_queue_ptr, variance, k * dim + d, d < dim, K * dim, slots, SLOTS_PAD)
+            if tl.program_id(0) == 0:
+                one = k + tl.arange(0, 1)
+                shift(weights_queue_ptr, tl.full((1,), 0.0, tl.float32) + total / m, one, one >= 0, K, slots, SLOTS_PAD)
+                if k == 0:
+                    tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)

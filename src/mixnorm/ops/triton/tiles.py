@@ -29,6 +29,7 @@ class Tile(NamedTuple):
     S: int
     V: int
     BY_ROWS: bool
+    STAGES: int
     num_warps: int
 
 
@@ -36,19 +37,20 @@ class Tuning(NamedTuple):
     """How a kernel that goes by rows cuts its work: measured, see benchmarks/LOG.md."""
 
     vector_bytes: int  # of a row that a thread reads at once
-    elements: int  # of a row that a thread holds
+    elements: int  # of a row that a thread holds, at least a vector
     rows: int  # R at most
     elements_at_once: int  # of a thread's rows, times components
+    stages: int  # tiles on their way from memory while one is worked on; 1: none
     num_warps: int
     per_processor: int  # programs on each multiprocessor
 
 
 TUNING = {
-    "statistics": Tuning(16, 8, 4, 64, 4, 2),
-    "transform": Tuning(16, 8, 4, 128, 4, 4),
-    "gradient_sums": Tuning(16, 8, 2, 64, 4, 4),
-    "gradient": Tuning(16, 8, 2, 64, 4, 4),
-    "fit": Tuning(16, 8, 8, 96, 4, 1),
+    "statistics": Tuning(16, 8, 4, 96, 1, 4, 2),
+    "transform": Tuning(16, 1, 4, 999, 1, 4, 4),
+    "gradient_sums": Tuning(16, 1, 2, 999, 1, 4, 3),
+    "gradient": Tuning(16, 1, 2, 999, 1, 4, 3),
+    "fit": Tuning(16, 8, 8, 96, 1, 4, 1),
 }
 MAX_ELEMENTS = 40
 
@@ -96,11 +98,12 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
     block_d = triton.next_power_of_2(dim)
     if dim > 1 and points.stride(-1) != 1:
         width = min(max(8192 // block_d, 4), 64)
-        return Tile(width, 1, 1, block_d, False, 8 if width * block_d >= 4096 else 4)
+        return Tile(width, 1, 1, block_d, False, 1, 8 if width * block_d >= 4096 else 4)
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
-    elements = min(tuning.elements, _power_of_two_below(MAX_ELEMENTS // components))
-    vector = min(elements, max(1, tuning.vector_bytes // points.element_size()))
+    most = _power_of_two_below(MAX_ELEMENTS // components)
+    vector = min(most, tuning.vector_bytes // points.element_size())
+    elements = max(vector, min(most, tuning.elements))
     segments = max(1, min(triton.cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
     length = block_d // segments
     num_warps = tuning.num_warps
@@ -108,7 +111,7 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
         num_warps *= 2
     width = max(1, num_warps * THREADS_PER_WARP * vector // length)
     rows = min(tuning.rows, _power_of_two_below(tuning.elements_at_once // (components * elements)))
-    return Tile(width, rows, segments, length, True, num_warps)
+    return Tile(width, rows, segments, length, True, tuning.stages, num_warps)
 
 
 def _power_of_two_below(number: int) -> int:

@@ -174,6 +174,7 @@ def _mix(
     S: tl.constexpr,
     V: tl.constexpr,
     BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
     Y_PATH: tl.constexpr,
@@ -187,7 +188,7 @@ def _mix(
     factor, slope, centre = _lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
     )
-    for tile in range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
         x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
@@ -241,6 +242,7 @@ def _gradient_sums(
     S: tl.constexpr,
     V: tl.constexpr,
     BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
     G_PATH: tl.constexpr,
@@ -258,7 +260,7 @@ def _gradient_sums(
     for _ in tl.static_range(K):
         first = first + (no_sums(W, S, V, BY_ROWS),)
         second = second + (no_sums(W, S, V, BY_ROWS),)
-    for tile in range(program, tl.cdiv(m, W * R), programs):
+    for tile in tl.range(program, tl.cdiv(m, W * R), programs, num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
         g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
@@ -395,6 +397,7 @@ def _gradient(
     S: tl.constexpr,
     V: tl.constexpr,
     BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
     G_PATH: tl.constexpr,
@@ -416,7 +419,7 @@ def _gradient(
         mean = mean + (tl.load(means_ptr + (b * K + k) * dim + d, mask=d < dim, other=0.0),)
         offset = offset + (tl.load(lines_ptr + (b * 2 * K + k) * dim + d, mask=d < dim, other=0.0),)
         tilt = tilt + (tl.load(lines_ptr + (b * 2 * K + K + k) * dim + d, mask=d < dim, other=0.0),)
-    for tile in range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0)):
+    for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
         g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)

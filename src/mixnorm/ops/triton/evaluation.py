@@ -1,0 +1,321 @@
+"""Evaluation under T mixtures of K components in one read and one write: ``reference.inference``.
+
+T·K is some tens of components, too many to go through one by one: the squared distances, and without an activation the sum
+over the components too, are matrix products. Relative to an anchor (the mean of all mixtures) and with w = 1/σ²,
+
+    log λ + log p(x) = Σ_d [-½·w·(x - anchor)² + w·(μ - anchor)·(x - anchor)] + constant,
+    y = (x - anchor)·Σ ν·slope + Σ ν·offset.
+
+For fp32 and fp16 the products are of numbers split into parts, so that nothing is lost to the matrix units' short format; for
+bf16 that format is finer than the result. Components are laid out as (K, TP), with T rounded up to the least that a product
+takes, so that the softmax over one mixture's components is over K tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixnorm.ops import reference
+from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.components import ACTIVATIONS, activate, inverse_sqrt, line, load_parameter
+
+MAX_COMPONENTS = 256
+MIN_SLOTS = 16  # the least that a matrix product takes
+
+
+class Tuning(NamedTuple):
+    """How the kernel cuts its work: measured, see benchmarks/LOG.md."""
+
+    block_m: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+    per_processor: int
+
+
+TUNING = {"tf32": Tuning(128, 64, 8, 2, 2), "tf32x3": Tuning(64, 32, 4, 2, 2)}
+
+
+def padded(slots: int) -> int:
+    """TP."""
+    return max(triton.next_power_of_2(slots), MIN_SLOTS)
+
+
+def inference(
+    points: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    variances: Tensor,
+    slot_weights: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    mode: str,
+    eps: float,
+    activation: str | None,
+    affine_mode: str,
+) -> Tensor:
+    """The transform under given mixtures: λ (B, T, K), μ and σ² (B, T, K, D), τ (B, T), γ and β (D,)."""
+    batch, outer, inner, dim = points.shape
+    slots, components = weights.shape[1:]
+    slots_pad = padded(slots)
+    total = slots_pad * components
+    new: dict[str, Any] = {"dtype": torch.float32, "device": points.device}
+    rows = torch.empty(batch, 4 * total + 1, dim, **new)
+    numbers = torch.empty(batch, 2, total, **new)
+    y = torch.empty_like(points)
+    precision = "tf32" if points.dtype == torch.bfloat16 else "tf32x3"
+    tuning = TUNING[precision]
+    block_m = tuning.block_m if total <= 64 else 32
+    block_d = min(tuning.block_d, max(16, triton.next_power_of_2(dim)))
+    shape = tiles.Tile(block_m, 1, 1, block_d, dim == 1 or points.stride(-1) == 1, 1, tuning.num_warps)
+    x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
+    options = {
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATION": ACTIVATIONS[activation],
+        "IN_STATISTICS": affine_mode == "statistics",
+        "T": slots,
+        "K": components,
+        "TP": slots_pad,
+        "PER_SLOT": mode == "ensemble",
+    }
+    with tiles.on_device(points):
+        _tables[(total, batch)](
+            weights.contiguous(), slot_weights.contiguous(), means.contiguous(), variances.contiguous(),
+            weight, bias, rows, numbers, dim, eps, max(eps, reference.MIN_VARIANCE), **options, AS_PRINTED=mode == "paper",
+            BLOCK_D=64, ALL=triton.next_power_of_2(slots * components), K_PAD=triton.next_power_of_2(components), num_warps=4,
+        )  # fmt: skip
+        programs = min(triton.cdiv(outer * inner, block_m), triton.cdiv(tuning.per_processor * tiles.processors(points.device), batch))
+        _inference[(programs, batch)](
+            points, rows, numbers, bias, y, outer * inner, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4],
+            **options, PRECISION=precision,
+            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align,
+            BLOCK_M=block_m, BLOCK_D=block_d, num_warps=tuning.num_warps, num_stages=tuning.num_stages,
+        )  # fmt: skip
+    return y
+
+
+@triton.jit
+def _tables(
+    weights_ptr,  # λ (B, T, K)
+    slot_weights_ptr,  # τ (B, T)
+    means_ptr,  # (B, T, K, D)
+    variances_ptr,  # (B, T, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    rows_ptr,  # (B, 4·N + 1, D), N = K·TP, written: -w/2, w·(μ - anchor), slope, offset (with an activation: centre); anchor
+    numbers_ptr,  # (B, 2, N), written: the constant of the log-density, the factor behind the posterior
+    dim,
+    eps,
+    floor,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    TP: tl.constexpr,
+    PER_SLOT: tl.constexpr,
+    AS_PRINTED: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ALL: tl.constexpr,
+    K_PAD: tl.constexpr,
+):
+    N: tl.constexpr = K * TP
+    n, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    k, slot = n // TP, n % TP
+    exists = slot < T
+    source = (b * T + slot) * K + k
+    weight = tl.load(weights_ptr + source, mask=exists, other=0.0)
+    tau = tl.load(slot_weights_ptr + b * T + slot, mask=exists, other=0.0)
+    constant, factor = _posterior_terms(weights_ptr + (b * T + slot) * K, weight, tau, exists, K, K_PAD, PER_SLOT, AS_PRINTED)
+
+    # The anchor is the mean of all mixtures, which every program needs and the first one keeps.
+    i = tl.arange(0, ALL)
+    share = tl.load(weights_ptr + b * T * K + i, mask=i < T * K, other=0.0)
+    share *= tl.load(slot_weights_ptr + b * T + i // K, mask=i < T * K, other=0.0)
+    rows_ptr += b * (4 * N + 1) * dim
+    for start in range(0, dim, BLOCK_D):
+        d = start + tl.arange(0, BLOCK_D)
+        pointers = means_ptr + (b * T * K + i)[:, None] * dim + d[None, :]
+        all_means = tl.load(pointers, mask=(i < T * K)[:, None] & (d < dim)[None, :], other=0.0)
+        anchor = tl.sum(share[:, None] * all_means, axis=0)
+        if n == 0:
+            tl.store(rows_ptr + 4 * N * dim + d, anchor, mask=d < dim)
+        mean = tl.load(means_ptr + source * dim + d, mask=exists & (d < dim), other=0.0)
+        variance = tl.load(variances_ptr + source * dim + d, mask=exists & (d < dim), other=1.0)
+        gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+        beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+        shift = tl.where(exists & (d < dim), mean - anchor, 0.0)
+        inverse = tl.where(exists, 1.0 / tl.maximum(variance, floor), 0.0)
+        logs = tl.where(exists & (d < dim), tl.log(tl.maximum(variance, floor)), 0.0)
+        constant -= 0.5 * tl.sum(shift * shift * inverse + logs, axis=0)
+        slope, centre = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        if ACTIVATION == 0:
+            slope *= factor
+            centre = slope * (anchor - centre)
+        row = rows_ptr + n * dim + d
+        tl.store(row, -0.5 * inverse, mask=d < dim)
+        tl.store(row + N * dim, shift * inverse, mask=d < dim)
+        tl.store(row + 2 * N * dim, tl.where(exists, slope, 0.0), mask=d < dim)
+        tl.store(row + 3 * N * dim, tl.where(exists, centre, 0.0), mask=d < dim)
+    tl.store(numbers_ptr + b * 2 * N + n, constant)
+    tl.store(numbers_ptr + (b * 2 + 1) * N + n, factor)
+
+
+@triton.jit
+def _posterior_terms(
+    slot_ptr, weight, tau, exists, K: tl.constexpr, K_PAD: tl.constexpr, PER_SLOT: tl.constexpr, AS_PRINTED: tl.constexpr
+):
+    """The log-weight of a component in the posterior and the factor behind it: ``reference.inference_factors``."""
+    if PER_SLOT:
+        k = tl.arange(0, K_PAD)
+        filled = tl.sum(tl.load(slot_ptr + k, mask=exists & (k < K), other=0.0), axis=0) > 0
+        # An empty slot has no posterior; a uniform one, times τ = 0, keeps it out without a NaN.
+        log_weight = tl.log(tl.where(filled, weight, 1.0))
+        factor = tau * inverse_sqrt(weight)
+    else:
+        log_weight = tl.log(tau * weight)
+        factor = tl.where(tau > 0, inverse_sqrt(tau * weight if AS_PRINTED else weight), 0.0)
+    return log_weight, factor
+
+
+@triton.jit
+def _inference(
+    x_ptr,  # (B, outer, inner, D)
+    rows_ptr,  # (B, 4·N + 1, D)
+    numbers_ptr,  # (B, 2, N)
+    beta_ptr,  # (D,)
+    y_ptr,  # (B, outer, inner, D), written
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    y_b,
+    y_o,
+    y_i,
+    y_d,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    T: tl.constexpr,
+    K: tl.constexpr,
+    TP: tl.constexpr,
+    PER_SLOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    Y_PATH: tl.constexpr,
+    Y_ALIGN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    N: tl.constexpr = K * TP
+    b = tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    t = tl.arange(0, TP)
+    x_ptr += b * x_b
+    y_ptr += b * y_b
+    rows_ptr += b * (4 * N + 1) * dim
+    numbers_ptr += b * 2 * N
+    anchor_ptr = rows_ptr + 4 * N * dim
+    for tile in range(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.num_programs(0)):
+        points = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        exists = points < m
+        x_rows = _offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, BLOCK_M)
+        y_rows = _offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, BLOCK_M)
+        logs = ()
+        for _ in tl.static_range(K):
+            logs = logs + (tl.zeros((BLOCK_M, TP), tl.float32),)
+        for start in range(0, dim, BLOCK_D):
+            d = start + tl.arange(0, BLOCK_D)
+            centred = _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
+            new_logs = ()
+            for k in tl.static_range(K):
+                row = rows_ptr + (k * TP + t)[None, :] * dim + d[:, None]
+                quadratic = tl.load(row, mask=(d < dim)[:, None], other=0.0)
+                linear = tl.load(row + N * dim, mask=(d < dim)[:, None], other=0.0)
+                log = tl.dot(centred * centred, quadratic, logs[k], input_precision=PRECISION)
+                new_logs = new_logs + (tl.dot(centred, linear, log, input_precision=PRECISION),)
+            logs = new_logs
+        mixing = _posterior(logs, numbers_ptr, t, K, TP, PER_SLOT)
+        for start in range(0, dim, BLOCK_D):
+            d = start + tl.arange(0, BLOCK_D)
+            beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+            if ACTIVATION == 0:
+                slope = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+                y = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+                for k in tl.static_range(K):
+                    row = rows_ptr + (2 * N + k * TP + t)[:, None] * dim + d[None, :]
+                    slopes = tl.load(row, mask=(d < dim)[None, :], other=0.0)
+                    offsets = tl.load(row + N * dim, mask=(d < dim)[None, :], other=0.0)
+                    slope = tl.dot(mixing[k], slopes, slope, input_precision=PRECISION)
+                    y = tl.dot(mixing[k], offsets, y, input_precision=PRECISION)
+                y += slope * _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
+                if not IN_STATISTICS:
+                    y += beta[None, :]
+            else:
+                pointers = x_ptr + x_rows[:, None] + (d * x_d)[None, :]
+                x = tl.load(pointers, mask=exists[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
+                y = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+                for slot in range(T):
+                    for k in tl.static_range(K):
+                        line_ptr = rows_ptr + (2 * N + k * TP + slot) * dim + d
+                        z = x - tl.load(line_ptr + N * dim, mask=d < dim, other=0.0)[None, :]
+                        z *= tl.load(line_ptr, mask=d < dim, other=0.0)[None, :]
+                        if not IN_STATISTICS:
+                            z += beta[None, :]
+                        share = tl.sum(tl.where((t == slot)[None, :], mixing[k], 0.0), axis=1)
+                        share *= tl.load(numbers_ptr + N + k * TP + slot)
+                        y += share[:, None] * activate(z, ACTIVATION)
+            pointers = y_ptr + y_rows[:, None] + (d * y_d)[None, :]
+            tl.store(pointers, y.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (d < dim)[None, :])
+
+
+@triton.jit
+def _offsets(tile, points, inner, stride_o, stride_i, PATH: tl.constexpr, ALIGN: tl.constexpr, BLOCK_M: tl.constexpr):
+    offsets = tiles.row_offsets(tile, points[:, None], inner, stride_o, stride_i, PATH, ALIGN, BLOCK_M, 1)
+    return tl.reshape(offsets, (BLOCK_M,))
+
+
+@triton.jit
+def _load_centred(x_ptr, anchor_ptr, rows, exists, d, dim, stride_d):
+    """x - anchor, (BLOCK_M, BLOCK_D); 0 where there is nothing."""
+    anchor = tl.load(anchor_ptr + d, mask=d < dim, other=0.0)
+    mask = exists[:, None] & (d < dim)[None, :]
+    x = tl.load(x_ptr + rows[:, None] + (d * stride_d)[None, :], mask=mask, other=0.0).to(tl.float32)
+    return tl.where(mask, x - anchor[None, :], 0.0)
+
+
+@triton.jit
+def _posterior(logs, numbers_ptr, t, K: tl.constexpr, TP: tl.constexpr, PER_SLOT: tl.constexpr):
+    """The softmax of K tensors (M, TP) over each mixture's components, or over all."""
+    shifted = ()
+    for k in tl.static_range(K):
+        shifted = shifted + (logs[k] + tl.load(numbers_ptr + k * TP + t)[None, :],)
+    largest = shifted[0]
+    for k in tl.static_range(1, K):
+        largest = tl.maximum(largest, shifted[k])
+    if not PER_SLOT:
+        largest = tl.max(largest, axis=1, keep_dims=True)
+    terms = ()
+    total = tl.zeros_like(logs[0])
+    for k in tl.static_range(K):
+        term = tl.exp(shifted[k] - largest)
+        terms = terms + (term,)
+        total += term
+    scale = 1.0 / (total if PER_SLOT else tl.sum(total, axis=1, keep_dims=True))
+    mixing = ()
+    for k in tl.static_range(K):
+        mixing = mixing + (terms[k] * scale,)
+    return mixing
