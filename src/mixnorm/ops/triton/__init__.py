@@ -6,6 +6,7 @@ this package. With ``TRITON_INTERPRET=1`` in the environment the kernels run on 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def obstacle(points: Tensor, components: int, slots: int = 1) -> str | None:
         return f"the input has dtype {points.dtype}, not float32, float16 or bfloat16"
     if points.shape[-1] > tiles.MAX_DIM:
         return f"the points have {points.shape[-1]} dimensions, more than {tiles.MAX_DIM}"
-    if components > MAX_COMPONENTS or evaluation.padded(slots) * components > evaluation.MAX_COMPONENTS:
+    if components > MAX_COMPONENTS or math.prod(evaluation.padded(slots, components)) > evaluation.MAX_COMPONENTS:
         return f"a history of {slots} × {components} components is more than the kernels hold"
     return None
 

@@ -7,8 +7,9 @@ over the components too, are matrix products. Relative to an anchor (the mean of
     y = (x - anchor)·Σ ν·slope + Σ ν·offset.
 
 For fp32 and fp16 the products are of numbers split into parts, so that nothing is lost to the matrix units' short format; for
-bf16 that format is finer than the result. Components are laid out as (K, TP), with T rounded up to the least that a product
-takes, so that the softmax over one mixture's components is over K tensors.
+bf16 that format is finer than the result. Components are laid out as (TP, KP), T and K rounded up to powers of two, so that
+the softmax over one mixture's components is over an axis. A tile is many points tall, because every tile reads all the rows
+of the components again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import ACTIVATIONS, activate, inverse_sqrt, line, load_parameter
 
 MAX_COMPONENTS = 256
-MIN_SLOTS = 16  # the least that a matrix product takes
+MIN_COMPONENTS = 16  # the least that a matrix product takes
 
 
 class Tuning(NamedTuple):
@@ -38,12 +39,13 @@ class Tuning(NamedTuple):
     per_processor: int
 
 
-TUNING = {"tf32": Tuning(128, 64, 8, 2, 2), "tf32x3": Tuning(64, 32, 4, 2, 2)}
+TUNING = {"tf32": Tuning(128, 32, 8, 1, 2), "tf32x3": Tuning(64, 32, 4, 1, 2)}
 
 
-def padded(slots: int) -> int:
-    """TP."""
-    return max(triton.next_power_of_2(slots), MIN_SLOTS)
+def padded(slots: int, components: int) -> tuple[int, int]:
+    """TP and KP."""
+    k = triton.next_power_of_2(components)
+    return max(triton.next_power_of_2(slots), MIN_COMPONENTS // k), k
 
 
 def inference(
@@ -63,8 +65,8 @@ def inference(
     """The transform under given mixtures: λ (B, T, K), μ and σ² (B, T, K, D), τ (B, T), γ and β (D,)."""
     batch, outer, inner, dim = points.shape
     slots, components = weights.shape[1:]
-    slots_pad = padded(slots)
-    total = slots_pad * components
+    slots_pad, components_pad = padded(slots, components)
+    total = slots_pad * components_pad
     new: dict[str, Any] = {"dtype": torch.float32, "device": points.device}
     rows = torch.empty(batch, 4 * total + 1, dim, **new)
     numbers = torch.empty(batch, 2, total, **new)
@@ -83,13 +85,14 @@ def inference(
         "T": slots,
         "K": components,
         "TP": slots_pad,
+        "KP": components_pad,
         "PER_SLOT": mode == "ensemble",
     }
     with tiles.on_device(points):
         _tables[(total, batch)](
             weights.contiguous(), slot_weights.contiguous(), means.contiguous(), variances.contiguous(),
             weight, bias, rows, numbers, dim, eps, max(eps, reference.MIN_VARIANCE), **options, AS_PRINTED=mode == "paper",
-            BLOCK_D=64, ALL=triton.next_power_of_2(slots * components), K_PAD=triton.next_power_of_2(components), num_warps=4,
+            BLOCK_D=64, ALL=triton.next_power_of_2(slots * components), num_warps=4,
         )  # fmt: skip
         programs = min(triton.cdiv(outer * inner, block_m), triton.cdiv(tuning.per_processor * tiles.processors(points.device), batch))
         _inference[(programs, batch)](
@@ -109,7 +112,7 @@ def _tables(
     variances_ptr,  # (B, T, K, D)
     gamma_ptr,  # (D,)
     beta_ptr,  # (D,)
-    rows_ptr,  # (B, 4·N + 1, D), N = K·TP, written: -w/2, w·(μ - anchor), slope, offset (with an activation: centre); anchor
+    rows_ptr,  # (B, 4·N + 1, D), N = TP·KP, written: -w/2, w·(μ - anchor), slope, offset (with an activation: centre); anchor
     numbers_ptr,  # (B, 2, N), written: the constant of the log-density, the factor behind the posterior
     dim,
     eps,
@@ -121,20 +124,23 @@ def _tables(
     T: tl.constexpr,
     K: tl.constexpr,
     TP: tl.constexpr,
+    KP: tl.constexpr,
     PER_SLOT: tl.constexpr,
     AS_PRINTED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALL: tl.constexpr,
-    K_PAD: tl.constexpr,
 ):
-    N: tl.constexpr = K * TP
+    N: tl.constexpr = TP * KP
     n, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    k, slot = n // TP, n % TP
-    exists = slot < T
+    slot, k = n // KP, n % KP
+    exists = (slot < T) & (k < K)
     source = (b * T + slot) * K + k
     weight = tl.load(weights_ptr + source, mask=exists, other=0.0)
     tau = tl.load(slot_weights_ptr + b * T + slot, mask=exists, other=0.0)
-    constant, factor = _posterior_terms(weights_ptr + (b * T + slot) * K, weight, tau, exists, K, K_PAD, PER_SLOT, AS_PRINTED)
+    slot_ptr = weights_ptr + (b * T + slot) * K
+    constant, factor = _posterior_terms(slot_ptr, weight, tau, slot < T, K, KP, PER_SLOT, AS_PRINTED)
+    if PER_SLOT:  # no component where there is none; a mixture that is only padding gets any posterior, without a NaN
+        constant = tl.where((slot < T) & (k >= K), float("-inf"), constant)
 
     # The anchor is the mean of all mixtures, which every program needs and the first one keeps.
     i = tl.arange(0, ALL)
@@ -171,11 +177,11 @@ def _tables(
 
 @triton.jit
 def _posterior_terms(
-    slot_ptr, weight, tau, exists, K: tl.constexpr, K_PAD: tl.constexpr, PER_SLOT: tl.constexpr, AS_PRINTED: tl.constexpr
+    slot_ptr, weight, tau, exists, K: tl.constexpr, KP: tl.constexpr, PER_SLOT: tl.constexpr, AS_PRINTED: tl.constexpr
 ):
     """The log-weight of a component in the posterior and the factor behind it: ``reference.inference_factors``."""
     if PER_SLOT:
-        k = tl.arange(0, K_PAD)
+        k = tl.arange(0, KP)
         filled = tl.sum(tl.load(slot_ptr + k, mask=exists & (k < K), other=0.0), axis=0) > 0
         # An empty slot has no posterior; a uniform one, times τ = 0, keeps it out without a NaN.
         log_weight = tl.log(tl.where(filled, weight, 1.0))
@@ -211,6 +217,7 @@ def _inference(
     T: tl.constexpr,
     K: tl.constexpr,
     TP: tl.constexpr,
+    KP: tl.constexpr,
     PER_SLOT: tl.constexpr,
     PRECISION: tl.constexpr,
     PATH: tl.constexpr,
@@ -220,10 +227,10 @@ def _inference(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    N: tl.constexpr = K * TP
+    N: tl.constexpr = TP * KP
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
-    t = tl.arange(0, TP)
+    n = tl.arange(0, N)
     x_ptr += b * x_b
     y_ptr += b * y_b
     rows_ptr += b * (4 * N + 1) * dim
@@ -234,34 +241,26 @@ def _inference(
         exists = points < m
         x_rows = _offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, BLOCK_M)
         y_rows = _offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, BLOCK_M)
-        logs = ()
-        for _ in tl.static_range(K):
-            logs = logs + (tl.zeros((BLOCK_M, TP), tl.float32),)
+        logs = tl.zeros((BLOCK_M, N), tl.float32)
         for start in range(0, dim, BLOCK_D):
             d = start + tl.arange(0, BLOCK_D)
             centred = _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
-            new_logs = ()
-            for k in tl.static_range(K):
-                row = rows_ptr + (k * TP + t)[None, :] * dim + d[:, None]
-                quadratic = tl.load(row, mask=(d < dim)[:, None], other=0.0)
-                linear = tl.load(row + N * dim, mask=(d < dim)[:, None], other=0.0)
-                log = tl.dot(centred * centred, quadratic, logs[k], input_precision=PRECISION)
-                new_logs = new_logs + (tl.dot(centred, linear, log, input_precision=PRECISION),)
-            logs = new_logs
-        mixing = _posterior(logs, numbers_ptr, t, K, TP, PER_SLOT)
+            row = rows_ptr + n[None, :] * dim + d[:, None]
+            quadratic = tl.load(row, mask=(d < dim)[:, None], other=0.0)
+            linear = tl.load(row + N * dim, mask=(d < dim)[:, None], other=0.0)
+            logs = tl.dot(centred * centred, quadratic, logs, input_precision=PRECISION)
+            logs = tl.dot(centred, linear, logs, input_precision=PRECISION)
+        mixing = _posterior(logs + tl.load(numbers_ptr + n)[None, :], BLOCK_M, TP, KP, PER_SLOT)
         for start in range(0, dim, BLOCK_D):
             d = start + tl.arange(0, BLOCK_D)
             beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
             if ACTIVATION == 0:
-                slope = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-                y = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-                for k in tl.static_range(K):
-                    row = rows_ptr + (2 * N + k * TP + t)[:, None] * dim + d[None, :]
-                    slopes = tl.load(row, mask=(d < dim)[None, :], other=0.0)
-                    offsets = tl.load(row + N * dim, mask=(d < dim)[None, :], other=0.0)
-                    slope = tl.dot(mixing[k], slopes, slope, input_precision=PRECISION)
-                    y = tl.dot(mixing[k], offsets, y, input_precision=PRECISION)
-                y += slope * _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
+                row = rows_ptr + (2 * N + n)[:, None] * dim + d[None, :]
+                slopes = tl.load(row, mask=(d < dim)[None, :], other=0.0)
+                offsets = tl.load(row + N * dim, mask=(d < dim)[None, :], other=0.0)
+                y = tl.dot(mixing, slopes, input_precision=PRECISION)
+                y *= _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
+                y = tl.dot(mixing, offsets, y, input_precision=PRECISION)
                 if not IN_STATISTICS:
                     y += beta[None, :]
             else:
@@ -269,14 +268,15 @@ def _inference(
                 x = tl.load(pointers, mask=exists[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
                 y = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
                 for slot in range(T):
-                    for k in tl.static_range(K):
-                        line_ptr = rows_ptr + (2 * N + k * TP + slot) * dim + d
+                    for k in range(K):
+                        place = slot * KP + k
+                        line_ptr = rows_ptr + (2 * N + place) * dim + d
                         z = x - tl.load(line_ptr + N * dim, mask=d < dim, other=0.0)[None, :]
                         z *= tl.load(line_ptr, mask=d < dim, other=0.0)[None, :]
                         if not IN_STATISTICS:
                             z += beta[None, :]
-                        share = tl.sum(tl.where((t == slot)[None, :], mixing[k], 0.0), axis=1)
-                        share *= tl.load(numbers_ptr + N + k * TP + slot)
+                        share = tl.sum(tl.where((n == place)[None, :], mixing, 0.0), axis=1)
+                        share *= tl.load(numbers_ptr + N + place)
                         y += share[:, None] * activate(z, ACTIVATION)
             pointers = y_ptr + y_rows[:, None] + (d * y_d)[None, :]
             tl.store(pointers, y.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (d < dim)[None, :])
@@ -298,24 +298,13 @@ def _load_centred(x_ptr, anchor_ptr, rows, exists, d, dim, stride_d):
 
 
 @triton.jit
-def _posterior(logs, numbers_ptr, t, K: tl.constexpr, TP: tl.constexpr, PER_SLOT: tl.constexpr):
-    """The softmax of K tensors (M, TP) over each mixture's components, or over all."""
-    shifted = ()
-    for k in tl.static_range(K):
-        shifted = shifted + (logs[k] + tl.load(numbers_ptr + k * TP + t)[None, :],)
-    largest = shifted[0]
-    for k in tl.static_range(1, K):
-        largest = tl.maximum(largest, shifted[k])
-    if not PER_SLOT:
-        largest = tl.max(largest, axis=1, keep_dims=True)
-    terms = ()
-    total = tl.zeros_like(logs[0])
-    for k in tl.static_range(K):
-        term = tl.exp(shifted[k] - largest)
-        terms = terms + (term,)
-        total += term
-    scale = 1.0 / (total if PER_SLOT else tl.sum(total, axis=1, keep_dims=True))
-    mixing = ()
-    for k in tl.static_range(K):
-        mixing = mixing + (terms[k] * scale,)
-    return mixing
+def _posterior(logs, M: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, PER_SLOT: tl.constexpr):
+    """The softmax of (M, TP·KP) over each mixture's components, or over all."""
+    if PER_SLOT:
+        logs = tl.reshape(logs, (M, TP, KP))
+        terms = tl.exp(logs - tl.max(logs, axis=2, keep_dims=True))
+        posterior = tl.reshape(terms / tl.sum(terms, axis=2, keep_dims=True), (M, TP * KP))
+    else:
+        terms = tl.exp(logs - tl.max(logs, axis=1, keep_dims=True))
+        posterior = terms / tl.sum(terms, axis=1, keep_dims=True)
+    return posterior

@@ -46,10 +46,10 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    "statistics": Tuning(16, 8, 4, 96, 1, 4, 2),
-    "transform": Tuning(16, 1, 4, 999, 1, 4, 4),
-    "gradient_sums": Tuning(16, 1, 2, 999, 1, 4, 3),
-    "gradient": Tuning(16, 1, 2, 999, 1, 4, 3),
+    "statistics": Tuning(16, 8, 4, 96, 3, 4, 2),
+    "transform": Tuning(16, 1, 4, 96, 1, 4, 4),
+    "gradient_sums": Tuning(16, 1, 4, 96, 3, 4, 2),
+    "gradient": Tuning(16, 1, 4, 96, 3, 4, 2),
     "fit": Tuning(16, 8, 8, 96, 1, 4, 1),
 }
 MAX_ELEMENTS = 40
