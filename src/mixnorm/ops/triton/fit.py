@@ -28,7 +28,16 @@ from torch import Tensor
 from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
+from mixnorm.ops.triton.tiles import (
+    as_row,
+    channels,
+    load_tile,
+    no_sums,
+    over_channels,
+    over_width,
+    row_offsets,
+    wide,
+)
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at once
@@ -121,7 +130,7 @@ def _launch(
             CANDIDATES=candidates, CANDIDATES_PAD=triton.next_power_of_2(candidates), K_PAD=triton.next_power_of_2(components),
             UNIFORMS=reference_fit.num_uniforms(components), PER_BLOCK=per_block,
             BLOCKS_PAD=triton.next_power_of_2(blocks), PROGRAMS_PAD=triton.next_power_of_2(programs),
-            ALONE=programs == 1, IN_ORDER=in_order, SEEDED=start is None,
+            ALONE=programs == 1, KEPT=programs == blocks and per_block == rows, IN_ORDER=in_order, SEEDED=start is None,
             COUNTED=isinstance(draws, tuple), **shape._asdict(),
             **({"launch_cooperative_grid": True} if programs > 1 else {}),
         )  # fmt: skip
@@ -263,6 +272,7 @@ def _fit(
     BLOCKS_PAD: tl.constexpr,
     PROGRAMS_PAD: tl.constexpr,
     ALONE: tl.constexpr,
+    KEPT: tl.constexpr,
     IN_ORDER: tl.constexpr,
     SEEDED: tl.constexpr,
     COUNTED: tl.constexpr,
@@ -307,6 +317,9 @@ def _fit(
             tl.store(block_sums_ptr + block, tl.sum(total, axis=0))
         _wait(barrier_ptr, arrivals, ALONE)
         arrivals += programs
+        if KEPT:  # a program with one tile keeps it in its registers
+            points, exists = _own_tile(program, 0, size, PER_BLOCK, W, R)
+            kept = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
 
         # k-means++: a round draws from the distances that the last round's best candidate left.
         seeds = tl.where(tl.arange(0, K_PAD) == 0, chosen, 0)
@@ -327,7 +340,10 @@ def _fit(
                     total = total + (tl.zeros((W,), tl.float32),)
                 for part in range(PER_BLOCK // (W * R)):
                     points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                    x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
+                    if KEPT:
+                        x = kept
+                    else:
+                        x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
                     closest = tl.load(remaining_ptr + old * size + points, mask=exists, other=0.0)
                     new_total = ()
                     for j in tl.static_range(CANDIDATES):
@@ -336,8 +352,8 @@ def _fit(
                         tl.store(remaining_ptr + (now + j) * size + points, squares, mask=exists)
                         new_total = new_total + (total[j] + tl.sum(squares, axis=1),)
                     total = new_total
-                for j in tl.static_range(CANDIDATES):
-                    tl.store(block_sums_ptr + (now + j) * blocks + block, tl.sum(total[j], axis=0))
+                sums = as_row(total, CANDIDATES, CANDIDATES_PAD)
+                tl.store(block_sums_ptr + (now + c) * blocks + block, sums, mask=c < CANDIDATES)
             _wait(barrier_ptr, arrivals, ALONE)
             arrivals += programs
             every = tl.arange(0, BLOCKS_PAD)[None, :]
@@ -354,6 +370,9 @@ def _fit(
             means = means + (tl.load(sample_ptr + row + d, mask=d < dim, other=0.0),)
             variances = variances + (tl.full((S, V), 1.0, tl.float32),)
     else:
+        if KEPT:
+            points, exists = _own_tile(program, 0, size, PER_BLOCK, W, R)
+            kept = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
         start = b * K
         weights, means, variances = load_components(
             start_weights_ptr + start, start_means_ptr + start * dim, start_variances_ptr + start * dim, d, dim, K
@@ -370,7 +389,11 @@ def _fit(
         for block in range(program, blocks, programs):
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - wide(anchor)
+                if KEPT:
+                    x = kept
+                else:
+                    x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
+                centred = x - wide(anchor)
                 scaled, squares = scaled_distances(centred, inverse, shift, K)
                 if step < hard_steps:
                     resp = nearest(squares, exists, K)
@@ -378,26 +401,23 @@ def _fit(
                     resp = posteriors(squares, constant, exists, K)
                 count, sum1, sum2 = add_sums(count, sum1, sum2, resp, scaled, K, BY_ROWS)
         step_ptr = totals_ptr + step * tl.num_programs(1) * numbers
+        i = tl.arange(0, K_PAD)
+        counts = as_row(count, K, K_PAD)
+        pair = K + d[:, :, None] + tl.arange(0, 2)[None, None, :] * (K * dim)
+        if IN_ORDER:
+            own_ptr = partial_ptr + (b * programs + program) * numbers
+        else:
+            own_ptr = step_ptr
+        if ALONE or IN_ORDER:
+            tl.store(own_ptr + i, counts, mask=i < K)
+        else:
+            tl.atomic_add(own_ptr + i, counts, mask=i < K, sem="relaxed")
         for k in tl.static_range(K):
-            of_count, of_sum1, of_sum2 = (
-                tl.sum(count[k], axis=0),
-                over_width(sum1[k], BY_ROWS),
-                over_width(sum2[k], BY_ROWS),
-            )
-            place = K + k * dim + d
-            if IN_ORDER:
-                own_ptr = partial_ptr + (b * programs + program) * numbers
-                tl.store(own_ptr + k, of_count)
-                tl.store(own_ptr + place, of_sum1, mask=d < dim)
-                tl.store(own_ptr + place + K * dim, of_sum2, mask=d < dim)
-            elif ALONE:
-                tl.store(step_ptr + k, of_count)
-                tl.store(step_ptr + place, of_sum1, mask=d < dim)
-                tl.store(step_ptr + place + K * dim, of_sum2, mask=d < dim)
+            both = over_width(sum1[k], sum2[k], BY_ROWS)
+            if ALONE or IN_ORDER:
+                tl.store(own_ptr + k * dim + pair, both, mask=(d < dim)[:, :, None])
             else:
-                tl.atomic_add(step_ptr + k, of_count, sem="relaxed")
-                tl.atomic_add(step_ptr + place, of_sum1, mask=d < dim, sem="relaxed")
-                tl.atomic_add(step_ptr + place + K * dim, of_sum2, mask=d < dim, sem="relaxed")
+                tl.atomic_add(own_ptr + k * dim + pair, both, mask=(d < dim)[:, :, None], sem="relaxed")
         _wait(barrier_ptr, arrivals, ALONE)
         arrivals += programs
         if IN_ORDER:

@@ -11,7 +11,7 @@ from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
 from mixnorm.ops.triton.queue import push, shift
-from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
+from mixnorm.ops.triton.tiles import as_row, channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 History = tuple[Statistics, Tensor]
@@ -58,7 +58,7 @@ def _em_step_into(
             points, weights, means, variances, resp, counts, sums,
             outer * inner, inner, dim // way.align, way.stride_b, way.stride_o, way.stride_i, way.stride_d,
             reference.MIN_VARIANCE,
-            K=components, GIVEN=given, PATH=way.path, ALIGN=way.align, **shape._asdict(),
+            K=components, K_PAD=triton.next_power_of_2(components), GIVEN=given, PATH=way.path, ALIGN=way.align, **shape._asdict(),
         )  # fmt: skip
         _m_step[(triton.cdiv(dim, M_STEP_COLUMNS), components, batch)](
             means, variances, counts, sums, *result, *queues, tracked, slots,
@@ -86,6 +86,7 @@ def _em_step(
     stride_d,
     floor,
     K: tl.constexpr,
+    K_PAD: tl.constexpr,
     GIVEN: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -126,10 +127,11 @@ def _em_step(
         count, first, second = add_sums(count, first, second, resp, scaled, K, BY_ROWS)
     counts_ptr += (b * programs + program) * K
     sums_ptr += (b * programs + program) * 2 * K * dim
+    i = tl.arange(0, K_PAD)
+    tl.store(counts_ptr + i, as_row(count, K, K_PAD), mask=i < K)
+    pair = d[:, :, None] + tl.arange(0, 2)[None, None, :] * (K * dim)
     for k in tl.static_range(K):
-        tl.store(counts_ptr + k, tl.sum(count[k], axis=0))
-        tl.store(sums_ptr + k * dim + d, over_width(first[k], BY_ROWS), mask=d < dim)
-        tl.store(sums_ptr + (K + k) * dim + d, over_width(second[k], BY_ROWS), mask=d < dim)
+        tl.store(sums_ptr + k * dim + pair, over_width(first[k], second[k], BY_ROWS), mask=(d < dim)[:, :, None])
 
 
 @triton.jit

@@ -52,7 +52,7 @@ TUNING = {
     "gradient": Tuning(16, 1, 4, 96, 3, 4, 2),
     "fit": Tuning(16, 8, 8, 96, 1, 4, 1),
 }
-MAX_ELEMENTS = 40
+MAX_ELEMENTS = 64
 
 
 class Walk(NamedTuple):
@@ -102,7 +102,8 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
     most = _power_of_two_below(MAX_ELEMENTS // components)
-    vector = min(most, tuning.vector_bytes // points.element_size())
+    widest = tuning.vector_bytes // points.element_size()
+    vector = min(most, widest)
     elements = max(vector, min(most, tuning.elements))
     segments = max(1, min(triton.cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
     length = block_d // segments
@@ -111,6 +112,8 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
         num_warps *= 2
     width = max(1, num_warps * THREADS_PER_WARP * vector // length)
     rows = min(tuning.rows, _power_of_two_below(tuning.elements_at_once // (components * elements)))
+    if vector < widest:  # the compiler makes its vectors as wide as a thread's share of the tile allows
+        rows = 1
     return Tile(width, rows, segments, length, True, tuning.stages, num_warps)
 
 
@@ -211,12 +214,22 @@ def no_sums(W: tl.constexpr, S: tl.constexpr, V: tl.constexpr, BY_ROWS: tl.const
 
 
 @triton.jit
-def over_width(total, BY_ROWS: tl.constexpr):
-    """What is left of the sum over a program's points, to (S, V)."""
+def over_width(first, second, BY_ROWS: tl.constexpr):
+    """What is left of two sums over a program's points, to (S, V, 2): one exchange between the warps for both."""
+    both = tl.join(first, second)
     if BY_ROWS:
-        return tl.sum(total, axis=0)
-    else:
-        return total
+        both = tl.sum(both, axis=0)
+    return both
+
+
+@triton.jit
+def as_row(numbers, COUNT: tl.constexpr, PAD: tl.constexpr):
+    """COUNT tensors (W,), summed, as one of (PAD,)."""
+    place = tl.arange(0, PAD)[None, :]
+    row = tl.where(place == 0, numbers[0][:, None], 0.0)
+    for i in tl.static_range(1, COUNT):
+        row = tl.where(place == i, numbers[i][:, None], row)
+    return tl.sum(row, axis=0)
 
 
 @triton.jit

@@ -280,9 +280,9 @@ def _gradient_sums(
             new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
         first, second = new_first, new_second
     sums_ptr += (b * programs + program) * 2 * K * dim
+    pair = d[:, :, None] + tl.arange(0, 2)[None, None, :] * (K * dim)
     for k in tl.static_range(K):
-        tl.store(sums_ptr + k * dim + d, over_width(first[k], BY_ROWS), mask=d < dim)
-        tl.store(sums_ptr + (K + k) * dim + d, over_width(second[k], BY_ROWS), mask=d < dim)
+        tl.store(sums_ptr + k * dim + pair, over_width(first[k], second[k], BY_ROWS), mask=(d < dim)[:, :, None])
 
 
 @triton.jit
