@@ -129,16 +129,15 @@ class _MixtureNorm(MixtureHistory):
                 counter=self.num_batches_tracked if self.training and self.keeps_history and _in_graph(points) else None,
                 backend=self.backend,
             )
-            # A recomputation inside backward (activation checkpointing) has been counted the first time.
-            first_time = self.training and not _in_backward()
-            history = self.queues() if first_time and self.keeps_history else None
-            resp, statistics = ops.em_step(points.detach(), mixture, history=history, backend=self.backend)
-            if first_time:
-                self.remember(statistics, sample)
-        return ops.normalize(
-            points, resp, weight, bias, statistics=statistics, eps=self.eps, activation=self.activation,
-            affine_mode=self.affine_mode, backend=self.backend,
+        # A recomputation inside backward (activation checkpointing) has been counted the first time.
+        first_time = self.training and not _in_backward()
+        y, statistics = ops.transform_batch(
+            points, mixture, weight, bias, history=self.queues() if first_time and self.keeps_history else None, eps=self.eps,
+            activation=self.activation, affine_mode=self.affine_mode, backend=self.backend,
         )  # fmt: skip
+        if first_time:
+            self.remember(statistics, sample)
+        return y
 
     def _warm_mixture(self, points: Tensor) -> ops.Statistics | None:
         """The last batch's mixture, to go on from; ``None`` for the first batch, which is seeded.

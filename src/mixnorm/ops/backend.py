@@ -127,6 +127,26 @@ def normalize(
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
 
+def transform_batch(
+    points: Tensor,
+    mixture: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    history: tuple[Statistics, Tensor] | None,
+    backend: str = "auto",
+    **options: Any,
+) -> tuple[Tensor, Statistics]:
+    """:func:`em_step` and :func:`normalize`: the transform of the points under the posterior of a mixture, and λ, μ, σ²."""
+    if not torch.compiler.is_compiling() and _is_per_feature(weight, points) and _is_per_feature(bias, points):
+        implementation = _implementation(points, backend, mixture[0].shape[1])
+        if hasattr(implementation, "transform_batch"):
+            return implementation.transform_batch(points, mixture, weight, bias, history, **options)
+    with torch.no_grad():
+        resp, statistics = em_step(points.detach(), mixture, history=history, backend=backend)
+    return normalize(points, resp, weight, bias, statistics=statistics, backend=backend, **options), statistics
+
+
 def normalize_backward(
     grad: Tensor,
     points: Tensor,

@@ -38,6 +38,7 @@ class Tuning(NamedTuple):
 
     vector_bytes: int  # of a row that a thread reads at once
     elements: int  # of a row that a thread holds, at least a vector
+    most: int  # elements times components
     rows: int  # R at most
     elements_at_once: int  # of a thread's rows, times components
     stages: int  # tiles on their way from memory while one is worked on; 1: none
@@ -46,13 +47,10 @@ class Tuning(NamedTuple):
 
 
 TUNING = {
-    "statistics": Tuning(16, 8, 4, 96, 3, 4, 2),
-    "transform": Tuning(16, 1, 4, 96, 1, 4, 4),
-    "gradient_sums": Tuning(16, 1, 4, 96, 3, 4, 2),
-    "gradient": Tuning(16, 1, 4, 96, 3, 4, 2),
-    "fit": Tuning(16, 8, 8, 96, 1, 4, 1),
+    "fit": Tuning(16, 8, 32, 8, 96, 1, 4, 1),
+    "transform": Tuning(16, 8, 64, 4, 96, 3, 4, 2),
+    "gradient": Tuning(16, 1, 64, 4, 96, 3, 4, 2),
 }
-MAX_ELEMENTS = 64
 
 
 class Walk(NamedTuple):
@@ -101,7 +99,7 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
         return Tile(width, 1, 1, block_d, False, 1, 8 if width * block_d >= 4096 else 4)
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
-    most = _power_of_two_below(MAX_ELEMENTS // components)
+    most = _power_of_two_below(tuning.most // components)
     widest = tuning.vector_bytes // points.element_size()
     vector = min(most, widest)
     elements = max(vector, min(most, tuning.elements))
@@ -119,14 +117,6 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
 
 def _power_of_two_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
-
-
-def programs(points: Tensor, shape: Tile, purpose: str) -> int:
-    """How many programs share the points of each mixture."""
-    batch, outer, inner, _ = points.shape
-    tiles = triton.cdiv(outer * inner, shape.W * shape.R)
-    at_once = TUNING[purpose].per_processor * processors(points.device)
-    return max(1, min(tiles, triton.cdiv(at_once, batch)))
 
 
 _processors: dict[int | None, int] = {}
