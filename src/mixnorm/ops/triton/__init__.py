@@ -15,14 +15,15 @@ from torch import Tensor
 
 from mixnorm.ops import reference
 from mixnorm.ops.differentiable import gradients
-from mixnorm.ops.triton import evaluation, gradient, tiles, transform
+from mixnorm.ops.triton import evaluation
+from mixnorm.ops.triton import statistics as _statistics
+from mixnorm.ops.triton import tiles, transform
 from mixnorm.ops.triton.fit import em, sample_and_fit
 from mixnorm.ops.triton.queue import push, slot_weights
-from mixnorm.ops.triton.transform import em_step
+from mixnorm.ops.triton.statistics import em_step
 
 __all__ = [
     "em", "em_step", "inference", "mix", "mix_backward", "normalize", "obstacle", "push", "sample_and_fit", "slot_weights",
-    "transform_batch",
 ]  # fmt: skip
 
 Statistics = tuple[Tensor, Tensor, Tensor]
@@ -61,7 +62,7 @@ def mix_backward(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the points, γ (D,) and β (D,)."""
-    found, grad_weight, grad_bias = gradient.mix_backward(
+    found, grad_weight, grad_bias = transform.mix_backward(
         grad, points, _planar(resp), _contiguous(statistics), weight, bias, **options
     )
     if grad_weight.shape[0] == 1:
@@ -79,7 +80,7 @@ def normalize(
 ) -> Tensor:
     """The reference's ``normalize``."""
     resp = _planar(resp)
-    statistics = statistics or transform.moments(points.detach(), resp)
+    statistics = statistics or _statistics.moments(points.detach(), resp)
     return _Mix.apply(points, resp, *_contiguous(statistics), weight, bias, options)
 
 
@@ -97,23 +98,7 @@ def inference(
     return _Inference.apply(points, weights, means, variances, slot_weights, weight, bias, options)
 
 
-def transform_batch(
-    points: Tensor,
-    mixture: Statistics,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    history: transform.History | None,
-    **options: Any,
-) -> tuple[Tensor, Statistics]:
-    """``em_step`` and ``normalize`` in one launch: the output, and the statistics of the points."""
-    y, *statistics = _Transform.apply(points, *mixture, weight, bias, history, options)
-    weights, means, variances = statistics
-    return y, (weights, means, variances)
-
-
 class _Mix(torch.autograd.Function):
-    """The transform under a given ν and the statistics of the points under it."""
-
     @staticmethod
     def forward(
         ctx: Any,
@@ -132,48 +117,13 @@ class _Mix(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        points, weight, bias = _mix_gradients(ctx, grad, ctx.needs_input_grad[:1] + ctx.needs_input_grad[5:7])
-        return points, None, None, None, None, weight, bias, None
-
-
-class _Transform(torch.autograd.Function):
-    """The transform under the posterior of a given mixture; also returns the statistics of the points under it."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        points: Tensor,
-        weights: Tensor,
-        means: Tensor,
-        variances: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        history: transform.History | None,
-        options: dict[str, Any],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        y, resp, statistics = transform.transform(points, (weights, means, variances), weight, bias, history, **options)
-        ctx.options = options
-        ctx.save_for_backward(points, resp, *statistics, weight, bias)
-        ctx.mark_non_differentiable(*statistics)
-        ctx.set_materialize_grads(False)
-        return y, *statistics
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
-        if grad is None:
-            return (None,) * 8
-        points, weight, bias = _mix_gradients(ctx, grad, ctx.needs_input_grad[:1] + ctx.needs_input_grad[4:6])
-        return points, None, None, None, weight, bias, None, None
-
-
-def _mix_gradients(ctx: Any, grad: Tensor, wanted: tuple[bool, ...]) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
-    if torch.is_grad_enabled():  # a gradient of the gradient is wanted: the reference's, which has one
-        y = reference.normalize(points.float().flatten(1, 2), resp, weight, bias, **ctx.options)
-        found = gradients(y, (points, weight, bias), wanted, grad)
-    else:
-        found = list(mix_backward(grad, points, resp, (weights, means, variances), weight, bias, **ctx.options))
-    return found[0], *_like(found[1:], (weight, bias))
+        points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: the reference's, which has one
+            y = reference.normalize(points.float().flatten(1, 2), resp, weight, bias, **ctx.options)
+            found = gradients(y, (points, weight, bias), ctx.needs_input_grad[:1] + ctx.needs_input_grad[5:7], grad)
+        else:
+            found = mix_backward(grad, points, resp, (weights, means, variances), weight, bias, **ctx.options)
+        return found[0], None, None, None, None, *_like(found[1:], (weight, bias)), None
 
 
 class _Inference(torch.autograd.Function):
@@ -218,7 +168,6 @@ def _contiguous(statistics: Statistics) -> Statistics:
     return weights, means, variances
 
 
-def _like(found: Any, parameters: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+def _like(found: Any, parameters: tuple[Tensor | None, Tensor | None]) -> list[Tensor | None]:
     """Gradients in the dtype of their parameters, and none where there is no parameter."""
-    gamma, beta = (None if p is None or g is None else g.to(p.dtype) for g, p in zip(found, parameters, strict=True))
-    return gamma, beta
+    return [None if p is None or g is None else g.to(p.dtype) for g, p in zip(found, parameters, strict=True)]

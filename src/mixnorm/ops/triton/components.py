@@ -33,18 +33,6 @@ def line(mean, variance, gamma, beta, eps, IN_STATISTICS: tl.constexpr):
 
 
 @triton.jit
-def lines(weights, means, variances, gamma, beta, eps, K: tl.constexpr, IN_STATISTICS: tl.constexpr):
-    """1/√λ, and slope and centre, of K components."""
-    factor, slope, centre = (), (), ()
-    for k in tl.static_range(K):
-        a, c = line(means[k], variances[k], gamma, beta, eps, IN_STATISTICS)
-        factor = factor + (inverse_sqrt(weights[k]),)
-        slope = slope + (a,)
-        centre = centre + (c,)
-    return factor, slope, centre
-
-
-@triton.jit
 def load_parameter(ptr, d, dim, default: tl.constexpr, GIVEN: tl.constexpr):
     """γ or β (D,) in fp32, or its default where the layer has none."""
     if GIVEN:

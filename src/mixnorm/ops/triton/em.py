@@ -10,8 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mixnorm.ops.triton.tiles import as_row, no_sums, over_channels, over_rows, over_width, tall, wide
-from mixnorm.ops.triton.together import contribute
+from mixnorm.ops.triton.tiles import over_channels, over_rows, tall, wide
 
 
 @triton.jit
@@ -99,63 +98,3 @@ def add_sums(count, first, second, resp, scaled, K: tl.constexpr, BY_ROWS: tl.co
         new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
         new_second = new_second + (second[k] + over_rows(weighted * scaled[k], BY_ROWS),)
     return new_count, new_first, new_second
-
-
-@triton.jit
-def nothing_yet(K: tl.constexpr, W: tl.constexpr, S: tl.constexpr, V: tl.constexpr, BY_ROWS: tl.constexpr):
-    """Sums of no points: of ν (W,), ν·t and ν·t² for each component."""
-    count, first, second = (), (), ()
-    for _ in tl.static_range(K):
-        count = count + (tl.zeros((W,), tl.float32),)
-        first = first + (no_sums(W, S, V, BY_ROWS),)
-        second = second + (no_sums(W, S, V, BY_ROWS),)
-    return count, first, second
-
-
-@triton.jit
-def contribute_pairs(
-    own_ptr, first, second, d, dim, K: tl.constexpr, BY_ROWS: tl.constexpr, ALONE: tl.constexpr, IN_ORDER: tl.constexpr
-):
-    """Two sums for each component, as (2, K, D)."""
-    pair = d[:, :, None] + tl.arange(0, 2)[None, None, :] * (K * dim)
-    for k in tl.static_range(K):
-        both = over_width(first[k], second[k], BY_ROWS)
-        contribute(own_ptr + k * dim + pair, both, (d < dim)[:, :, None], ALONE, IN_ORDER)
-
-
-@triton.jit
-def contribute_sums(
-    own_ptr,
-    count,
-    first,
-    second,
-    d,
-    dim,
-    K: tl.constexpr,
-    K_PAD: tl.constexpr,
-    BY_ROWS: tl.constexpr,
-    ALONE: tl.constexpr,
-    IN_ORDER: tl.constexpr,
-):
-    """A program's sums as K·(1 + 2·D) numbers: Σν (K,), Σν·t (K, D), Σν·t² (K, D)."""
-    i = tl.arange(0, K_PAD)
-    contribute(own_ptr + i, as_row(count, K, K_PAD), i < K, ALONE, IN_ORDER)
-    contribute_pairs(own_ptr + K, first, second, d, dim, K, BY_ROWS, ALONE, IN_ORDER)
-
-
-@triton.jit
-def m_step(totals_ptr, means, variances, size, d, dim, floor, K: tl.constexpr):
-    """λ, μ and σ² from the totals of all points; a component without points keeps its mean, with variance 0."""
-    new_weights, new_means, new_variances = (), (), ()
-    for k in tl.static_range(K):
-        total = tl.load(totals_ptr + k)
-        place = K + k * dim + d
-        mean_t = tl.load(totals_ptr + place, mask=d < dim, other=0.0) / total
-        var_t = tl.load(totals_ptr + place + K * dim, mask=d < dim, other=0.0) / total - mean_t * mean_t
-        scale = tl.maximum(variances[k], floor)
-        # A total that is not a number must show.
-        variance = scale * tl.maximum(var_t, 0.0, tl.PropagateNan.ALL)
-        new_weights = new_weights + (total / size,)
-        new_means = new_means + (tl.where(total == 0, means[k], means[k] + tl.sqrt(scale) * mean_t),)
-        new_variances = new_variances + (tl.where(total == 0, 0.0, variance),)
-    return new_weights, new_means, new_variances

@@ -1,7 +1,8 @@
 """The fit in one launch: sample, greedy k-means++, Lloyd and EM: ``reference_fit.fit``.
 
-The programs of a mixture share its sample and step through the phases together, with a barrier after each. All of them draw
-the same seeds, and each keeps its own copy of the components in registers.
+The programs of a mixture share its sample and step through the phases together. Between phases they wait for one another at
+a barrier in global memory, so all of them must run at once: a cooperative launch, which CUDA refuses rather than hangs on.
+All programs draw the same seeds, and each keeps its own copy of the components in registers.
 
 =========  ==============================================================================================
 phase      each program, for its own blocks of points
@@ -12,6 +13,9 @@ L times    nearest center, sums; then all compute the new centers
 once       nearest center, sums; the means and variances of the clusters
 E times    responsibilities, sums; means and variances
 =========  ==============================================================================================
+
+The sums over the programs are atomic additions. In PyTorch's deterministic mode they are added in order instead, which takes
+one more barrier a step.
 """
 
 from __future__ import annotations
@@ -22,20 +26,9 @@ import triton.language as tl
 from torch import Tensor
 
 from mixnorm.ops import reference, reference_fit
-from mixnorm.ops.triton import tiles, together
-from mixnorm.ops.triton.em import (
-    add_sums,
-    contribute_sums,
-    load_components,
-    m_step,
-    nearest,
-    nothing_yet,
-    posteriors,
-    scaled_distances,
-    tables,
-)
-from mixnorm.ops.triton.tiles import as_row, channels, load_tile, over_channels, row_offsets, wide
-from mixnorm.ops.triton.together import meet, own_part, wait
+from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
+from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at once
@@ -104,32 +97,66 @@ def _launch(
     rows = shape.W * shape.R
     per_block = rows * triton.next_power_of_2(triton.cdiv(size, MAX_BLOCKS * rows))
     blocks = triton.cdiv(size, per_block)
-    numbers = components * (2 * dim + 1)
-    group = together.group(
-        points, blocks, shape.num_warps, tiles.TUNING["fit"].per_processor, (hard_steps + soft_steps) * numbers
-    )
+    programs = min(blocks, _programs_at_once(points.device) // batch) or 1
+    in_order = programs > 1 and torch.are_deterministic_algorithms_enabled()
     new = {"dtype": torch.float32, "device": points.device}
+    totals = (hard_steps + soft_steps) * batch * components * (2 * dim + 1)
+    zeros = torch.zeros(totals + batch, **new)
     mixture = (
         torch.empty(batch, components, **new),
         torch.empty(batch, components, dim, **new),
         torch.empty(batch, components, dim, **new),
     )
-    seed, uniforms = draws if isinstance(draws, tuple) else (0, draws)
+    seed, numbers = draws if isinstance(draws, tuple) else (0, draws)
     with tiles.on_device(points):
-        _fit[(group.count, batch)](
-            points, sample, uniforms, seed, *(start or mixture), *mixture,
+        _fit[(programs, batch)](
+            points, sample, numbers, seed, *(start or mixture), *mixture,
             torch.empty(batch, 2, candidates, size, **new) if start is None else None,
             torch.empty(batch, 2, candidates, blocks, **new) if start is None else None,
-            group.partial, group.totals, group.barrier,
+            torch.empty(batch, programs, components * (2 * dim + 1), **new) if in_order else None,
+            zeros, zeros[totals:].view(torch.int32),
             size, blocks, count // size, count % size, points.shape[2], dim,
             *way[:4], hard_steps, soft_steps, min_variance, min_weight, reference.MIN_VARIANCE,
             PATH=way.path if way.path != tiles.WITHIN else tiles.ANY, ALIGN=way.align, K=components,
             CANDIDATES=candidates, CANDIDATES_PAD=triton.next_power_of_2(candidates), K_PAD=triton.next_power_of_2(components),
-            UNIFORMS=reference_fit.num_uniforms(components), PER_BLOCK=per_block, BLOCKS_PAD=triton.next_power_of_2(blocks),
-            KEPT=group.count == blocks and per_block == rows, SEEDED=start is None, COUNTED=isinstance(draws, tuple),
-            **shape._asdict(), **group.constants,
+            UNIFORMS=reference_fit.num_uniforms(components), PER_BLOCK=per_block,
+            BLOCKS_PAD=triton.next_power_of_2(blocks), PROGRAMS_PAD=triton.next_power_of_2(programs),
+            ALONE=programs == 1, IN_ORDER=in_order, SEEDED=start is None,
+            COUNTED=isinstance(draws, tuple), **shape._asdict(),
+            **({"launch_cooperative_grid": True} if programs > 1 else {}),
         )  # fmt: skip
     return mixture
+
+
+def _programs_at_once(device: torch.device) -> int:
+    """How many programs surely run at the same time. One on a CPU, where they run one after another."""
+    return 1 if device.type != "cuda" else tiles.processors(device) * tiles.TUNING["fit"].per_processor
+
+
+_ARRIVE = tl.constexpr(
+    """{
+    .reg .pred first;
+    .reg .u32 thread;
+    mov.u32 thread, %tid.x;
+    setp.eq.u32 first, thread, 0;
+    @first red.release.gpu.global.add.s32 [$1], 1;
+    mov.u32 $0, 0;
+    }"""
+)
+
+
+@triton.jit
+def _wait(barrier_ptr, arrivals, ALONE: tl.constexpr):
+    """Waits until ``arrivals`` programs have come here in all; what they wrote before can then be read."""
+    tl.debug_barrier()
+    if not ALONE:
+        tl.inline_asm_elementwise(_ARRIVE, "=r,l", [barrier_ptr], tl.int32, is_pure=False, pack=1)
+        seen = 0
+        while seen < arrivals:
+            seen = tl.inline_asm_elementwise(
+                "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [barrier_ptr], tl.int32, is_pure=False, pack=1
+            )
+        tl.debug_barrier()
 
 
 @triton.jit
@@ -182,6 +209,18 @@ def _pick(vector, place, PAD: tl.constexpr):
 
 
 @triton.jit
+def _add_up(partial_ptr, totals_ptr, numbers, program, programs, PROGRAMS_PAD: tl.constexpr):
+    """Adds the programs' partial sums in order; each program a few of the numbers."""
+    COLUMNS: tl.constexpr = 16
+    g = tl.arange(0, PROGRAMS_PAD)
+    for start in range(program * COLUMNS, numbers, programs * COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        mask = (g < programs)[:, None] & (column < numbers)[None, :]
+        values = tl.load(partial_ptr + g[:, None] * numbers + column[None, :], mask=mask, other=0.0)
+        tl.store(totals_ptr + column, tl.sum(values, axis=0), mask=column < numbers)
+
+
+@triton.jit
 def _fit(
     x_ptr,  # (B, outer, inner, D)
     sample_ptr,  # (B, s, D), written if SEEDED
@@ -196,7 +235,7 @@ def _fit(
     remaining_ptr,  # (B, 2, CANDIDATES, s): squared distances to the nearest seed by candidate, of this round and the last
     block_sums_ptr,  # (B, 2, CANDIDATES, blocks)
     partial_ptr,  # (B, G, K·(1 + 2·D)) if IN_ORDER
-    totals_ptr,  # (steps, B, K·(1 + 2·D)), zeros at first
+    totals_ptr,  # (steps, B, K·(1 + 2·D)) zeros: Σν, Σν·t, Σν·t²
     barrier_ptr,  # (B,) zeros
     size,
     blocks,
@@ -224,7 +263,6 @@ def _fit(
     BLOCKS_PAD: tl.constexpr,
     PROGRAMS_PAD: tl.constexpr,
     ALONE: tl.constexpr,
-    KEPT: tl.constexpr,
     IN_ORDER: tl.constexpr,
     SEEDED: tl.constexpr,
     COUNTED: tl.constexpr,
@@ -267,11 +305,8 @@ def _fit(
                 tl.store(remaining_ptr + points, squares, mask=exists)
                 total += tl.sum(squares, axis=1)
             tl.store(block_sums_ptr + block, tl.sum(total, axis=0))
-        wait(barrier_ptr, arrivals, ALONE)
+        _wait(barrier_ptr, arrivals, ALONE)
         arrivals += programs
-        if KEPT:  # a program with one tile keeps it in its registers
-            points, exists = _own_tile(program, 0, size, PER_BLOCK, W, R)
-            kept = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
 
         # k-means++: a round draws from the distances that the last round's best candidate left.
         seeds = tl.where(tl.arange(0, K_PAD) == 0, chosen, 0)
@@ -292,10 +327,7 @@ def _fit(
                     total = total + (tl.zeros((W,), tl.float32),)
                 for part in range(PER_BLOCK // (W * R)):
                     points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                    if KEPT:
-                        x = kept
-                    else:
-                        x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
+                    x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
                     closest = tl.load(remaining_ptr + old * size + points, mask=exists, other=0.0)
                     new_total = ()
                     for j in tl.static_range(CANDIDATES):
@@ -304,9 +336,9 @@ def _fit(
                         tl.store(remaining_ptr + (now + j) * size + points, squares, mask=exists)
                         new_total = new_total + (total[j] + tl.sum(squares, axis=1),)
                     total = new_total
-                sums = as_row(total, CANDIDATES, CANDIDATES_PAD)
-                tl.store(block_sums_ptr + (now + c) * blocks + block, sums, mask=c < CANDIDATES)
-            wait(barrier_ptr, arrivals, ALONE)
+                for j in tl.static_range(CANDIDATES):
+                    tl.store(block_sums_ptr + (now + j) * blocks + block, tl.sum(total[j], axis=0))
+            _wait(barrier_ptr, arrivals, ALONE)
             arrivals += programs
             every = tl.arange(0, BLOCKS_PAD)[None, :]
             pointers = block_sums_ptr + (now + c)[:, None] * blocks + every
@@ -322,9 +354,6 @@ def _fit(
             means = means + (tl.load(sample_ptr + row + d, mask=d < dim, other=0.0),)
             variances = variances + (tl.full((S, V), 1.0, tl.float32),)
     else:
-        if KEPT:
-            points, exists = _own_tile(program, 0, size, PER_BLOCK, W, R)
-            kept = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
         start = b * K
         weights, means, variances = load_components(
             start_weights_ptr + start, start_means_ptr + start * dim, start_variances_ptr + start * dim, d, dim, K
@@ -333,15 +362,15 @@ def _fit(
     # Lloyd, the statistics of the clusters, EM: the same sums, with hard or soft responsibilities.
     for step in range(hard_steps + soft_steps):
         anchor, inverse, shift, constant = tables(weights, means, variances, d, dim, floor, K)
-        count, sum1, sum2 = nothing_yet(K, W, S, V, BY_ROWS)
+        count, sum1, sum2 = (), (), ()
+        for _ in tl.static_range(K):
+            count = count + (tl.zeros((W,), tl.float32),)
+            sum1 = sum1 + (no_sums(W, S, V, BY_ROWS),)
+            sum2 = sum2 + (no_sums(W, S, V, BY_ROWS),)
         for block in range(program, blocks, programs):
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                if KEPT:
-                    x = kept
-                else:
-                    x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
-                centred = x - wide(anchor)
+                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - wide(anchor)
                 scaled, squares = scaled_distances(centred, inverse, shift, K)
                 if step < hard_steps:
                     resp = nearest(squares, exists, K)
@@ -349,17 +378,50 @@ def _fit(
                     resp = posteriors(squares, constant, exists, K)
                 count, sum1, sum2 = add_sums(count, sum1, sum2, resp, scaled, K, BY_ROWS)
         step_ptr = totals_ptr + step * tl.num_programs(1) * numbers
-        own_ptr = own_part(step_ptr, partial_ptr, numbers, b, program, programs, IN_ORDER)
-        contribute_sums(own_ptr, count, sum1, sum2, d, dim, K, K_PAD, BY_ROWS, ALONE, IN_ORDER)
-        arrivals = meet(
-            step_ptr, partial_ptr, numbers, barrier_ptr, arrivals, b, program, programs, PROGRAMS_PAD, ALONE, IN_ORDER
-        )
-        weights, means, found = m_step(step_ptr, means, variances, size, d, dim, floor, K)
-        variances = ()
         for k in tl.static_range(K):
+            of_count, of_sum1, of_sum2 = (
+                tl.sum(count[k], axis=0),
+                over_width(sum1[k], BY_ROWS),
+                over_width(sum2[k], BY_ROWS),
+            )
+            place = K + k * dim + d
+            if IN_ORDER:
+                own_ptr = partial_ptr + (b * programs + program) * numbers
+                tl.store(own_ptr + k, of_count)
+                tl.store(own_ptr + place, of_sum1, mask=d < dim)
+                tl.store(own_ptr + place + K * dim, of_sum2, mask=d < dim)
+            elif ALONE:
+                tl.store(step_ptr + k, of_count)
+                tl.store(step_ptr + place, of_sum1, mask=d < dim)
+                tl.store(step_ptr + place + K * dim, of_sum2, mask=d < dim)
+            else:
+                tl.atomic_add(step_ptr + k, of_count, sem="relaxed")
+                tl.atomic_add(step_ptr + place, of_sum1, mask=d < dim, sem="relaxed")
+                tl.atomic_add(step_ptr + place + K * dim, of_sum2, mask=d < dim, sem="relaxed")
+        _wait(barrier_ptr, arrivals, ALONE)
+        arrivals += programs
+        if IN_ORDER:
+            _add_up(partial_ptr + b * programs * numbers, step_ptr, numbers, program, programs, PROGRAMS_PAD)
+            _wait(barrier_ptr, arrivals, ALONE)
+            arrivals += programs
+
+        new_weights, new_means, new_variances = (), (), ()
+        for k in tl.static_range(K):
+            total = tl.load(step_ptr + k)
+            place = K + k * dim + d
+            mean_t = tl.load(step_ptr + place, mask=d < dim, other=0.0) / total
+            var_t = tl.load(step_ptr + place + K * dim, mask=d < dim, other=0.0) / total - mean_t * mean_t
+            old_variance = tl.maximum(variances[k], floor)
+            # An empty cluster stays where it is.
+            mean = tl.where(total == 0, means[k], means[k] + tl.sqrt(old_variance) * mean_t)
+            variance = tl.where(total == 0, 0.0, old_variance * var_t)
             # Lloyd's iterations move the centers alone.
-            variance = tl.maximum(found[k], min_variance, tl.PropagateNan.ALL)
-            variances = variances + (tl.where(step + 1 < hard_steps, 1.0, variance),)
+            only_means = step + 1 < hard_steps
+            variance = tl.where(only_means, 1.0, tl.maximum(variance, min_variance, tl.PropagateNan.ALL))
+            new_weights = new_weights + (total / size,)
+            new_means = new_means + (mean,)
+            new_variances = new_variances + (variance,)
+        weights, means, variances = new_weights, new_means, new_variances
 
     # Components under min_weight are dropped; program k writes the k-th.
     largest = weights[0]

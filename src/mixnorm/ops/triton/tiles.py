@@ -48,7 +48,9 @@ class Tuning(NamedTuple):
 
 TUNING = {
     "fit": Tuning(16, 8, 32, 8, 96, 1, 4, 1),
-    "transform": Tuning(16, 8, 64, 4, 96, 3, 4, 2),
+    "statistics": Tuning(16, 8, 64, 4, 96, 3, 4, 2),
+    "transform": Tuning(16, 1, 64, 4, 96, 1, 4, 4),
+    "gradient_sums": Tuning(16, 1, 64, 4, 96, 3, 4, 2),
     "gradient": Tuning(16, 1, 64, 4, 96, 3, 4, 2),
 }
 
@@ -117,6 +119,14 @@ def tile(points: Tensor, components: int, purpose: str) -> Tile:
 
 def _power_of_two_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
+
+
+def programs(points: Tensor, shape: Tile, purpose: str) -> int:
+    """How many programs share the points of each mixture."""
+    batch, outer, inner, _ = points.shape
+    tiles = triton.cdiv(outer * inner, shape.W * shape.R)
+    at_once = TUNING[purpose].per_processor * processors(points.device)
+    return max(1, min(tiles, triton.cdiv(at_once, batch)))
 
 
 _processors: dict[int | None, int] = {}
@@ -204,22 +214,12 @@ def no_sums(W: tl.constexpr, S: tl.constexpr, V: tl.constexpr, BY_ROWS: tl.const
 
 
 @triton.jit
-def over_width(first, second, BY_ROWS: tl.constexpr):
-    """What is left of two sums over a program's points, to (S, V, 2): one exchange between the warps for both."""
-    both = tl.join(first, second)
+def over_width(total, BY_ROWS: tl.constexpr):
+    """What is left of the sum over a program's points, to (S, V)."""
     if BY_ROWS:
-        both = tl.sum(both, axis=0)
-    return both
-
-
-@triton.jit
-def as_row(numbers, COUNT: tl.constexpr, PAD: tl.constexpr):
-    """COUNT tensors (W,), summed, as one of (PAD,)."""
-    place = tl.arange(0, PAD)[None, :]
-    row = tl.where(place == 0, numbers[0][:, None], 0.0)
-    for i in tl.static_range(1, COUNT):
-        row = tl.where(place == i, numbers[i][:, None], row)
-    return tl.sum(row, axis=0)
+        return tl.sum(total, axis=0)
+    else:
+        return total
 
 
 @triton.jit

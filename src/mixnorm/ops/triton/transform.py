@@ -1,9 +1,4 @@
-"""The transform of a batch in one launch: ν and the statistics in one read of the tensor, then one read and one write.
-
-Two phases with a barrier between them, in which every program reads the totals and computes the statistics for itself. Either
-phase can run alone: ``reference.em_step`` and ``reference.moments`` are the first, ``reference.mix_components`` the second. The
-second phase walks backward, so that it begins with what the cache still holds.
-"""
+"""The transform of a batch in one read and one write, and its gradient in two passes: ``reference.normalize``."""
 
 from __future__ import annotations
 
@@ -14,158 +9,149 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixnorm.ops import reference
-from mixnorm.ops.triton import tiles, together
-from mixnorm.ops.triton.components import ACTIVATIONS, activate, lines, load_parameter
-from mixnorm.ops.triton.em import (
-    add_sums,
-    contribute_sums,
-    load_components,
-    m_step,
-    nothing_yet,
-    posteriors,
-    scaled_distances,
-    tables,
+from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.components import (
+    ACTIVATIONS,
+    activate,
+    activation_slope,
+    inverse_sqrt,
+    line,
+    load_parameter,
 )
-from mixnorm.ops.triton.queue import push, shift
-from mixnorm.ops.triton.tiles import channels, load_tile, row_offsets, rows_of_tile, store_tile, tall, wide
-from mixnorm.ops.triton.together import meet, own_part
+from mixnorm.ops.triton.tiles import (
+    channels,
+    load_tile,
+    no_sums,
+    over_rows,
+    over_width,
+    row_offsets,
+    rows_of_tile,
+    store_tile,
+    tall,
+    wide,
+)
 
 Statistics = tuple[Tensor, Tensor, Tensor]
-History = tuple[Statistics, Tensor]
-
-
-def em_step(points: Tensor, mixture: Statistics, history: History | None = None) -> tuple[Tensor, Statistics]:
-    """ν (B, m, K) under the mixture, and λ (B, K), μ and σ² (B, K, D) of the points under that ν.
-
-    The statistics go into the ``history`` as well, the queues and the count of :func:`mixnorm.ops.triton.queue.push`.
-    """
-    resp = _new_resp(points, mixture[0].shape[1])
-    return resp, _first_phase(points, resp, mixture, history)
-
-
-def moments(points: Tensor, resp: Tensor) -> Statistics:
-    """λ, μ and σ² of the points under a given ν (B, m, K), which lies in memory as (B, K, m)."""
-    center = points.mean((1, 2), dtype=torch.float32).unsqueeze(1).repeat(1, resp.shape[2], 1)
-    return _first_phase(points, resp, (torch.ones_like(center[..., 0]), center, torch.ones_like(center)), None, given=True)
+LINES_COLUMNS = 8
 
 
 def mix(
-    points: Tensor, resp: Tensor, statistics: Statistics, weight: Tensor | None, bias: Tensor | None, **options: Any
-) -> Tensor:
-    """Σ_k ν_k/√λ_k · act(x̂_k) with γ and β (D,); ``resp`` (B, m, K) lies in memory as (B, K, m)."""
-    y = torch.empty_like(points)
-    _launch(points, resp, statistics, None, y, weight, bias, None, second_only=True, **options)
-    return y
-
-
-def transform(
-    points: Tensor,
-    mixture: Statistics,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    history: History | None,
-    **options: Any,
-) -> tuple[Tensor, Tensor, Statistics]:
-    """:func:`em_step` and :func:`mix` at once: the output, ν and the statistics."""
-    resp, y, statistics = _new_resp(points, mixture[0].shape[1]), torch.empty_like(points), _like(mixture)
-    fused = history if points.shape[0] == 1 else None
-    _launch(points, resp, mixture, statistics, y, weight, bias, fused, **options)
-    if history is not fused and history is not None:
-        push(history[0], statistics, history[1])
-    return y, resp, statistics
-
-
-def _first_phase(
-    points: Tensor, resp: Tensor, mixture: Statistics, history: History | None, given: bool = False
-) -> Statistics:
-    statistics = _like(mixture)
-    fused = history if points.shape[0] == 1 else None  # of several mixtures, all must be known before any is pushed
-    options = {"eps": 0.0, "activation": None, "affine_mode": "output"}
-    _launch(points, resp, mixture, statistics, None, None, None, fused, given=given, **options)
-    if history is not fused and history is not None:
-        push(history[0], statistics, history[1])
-    return statistics
-
-
-def _new_resp(points: Tensor, components: int) -> Tensor:
-    """Room for ν (B, m, K), component by component, so that neighbouring points lie side by side."""
-    batch, outer, inner, _ = points.shape
-    return torch.empty(batch, components, outer * inner, dtype=torch.float32, device=points.device).mT
-
-
-def _like(mixture: Statistics) -> Statistics:
-    weights, means, variances = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in mixture)
-    return weights, means, variances
-
-
-def _launch(
     points: Tensor,
     resp: Tensor,
-    mixture: Statistics,
-    statistics: Statistics | None,
-    y: Tensor | None,
+    statistics: Statistics,
     weight: Tensor | None,
     bias: Tensor | None,
-    history: History | None,
     *,
     eps: float,
     activation: str | None,
     affine_mode: str,
-    given: bool = False,
-    second_only: bool = False,
-) -> None:
+) -> Tensor:
+    """Σ_k ν_k/√λ_k · act(x̂_k) with γ and β (D,); ``resp`` (B, m, K) lies in memory as (B, K, m)."""
+    batch, outer, inner, dim = points.shape
+    y = torch.empty_like(points)
+    shape = tiles.tile(points, resp.shape[2], "transform")
+    x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
+    count = tiles.programs(points, shape, "transform")
+    with tiles.on_device(points):
+        _mix[(count, batch)](
+            points, resp, *statistics, weight, bias, y, outer * inner, inner, dim // x_walk.align,
+            *x_walk[:4], *y_walk[:4], eps,
+            **_options(weight, bias, activation, affine_mode), **shape._asdict(), K=resp.shape[2],
+            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align,
+        )  # fmt: skip
+    return y
+
+
+def mix_backward(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    activation: str | None,
+    affine_mode: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points."""
     batch, outer, inner, dim = points.shape
     components, m = resp.shape[2], outer * inner
-    shape = tiles.tile(points, components, "transform")
-    tuning = tiles.TUNING["transform"]
-    count = triton.cdiv(m, shape.W * shape.R)
-    if second_only:  # nothing to wait for
-        programs = max(1, min(count, triton.cdiv(2 * tuning.per_processor * tiles.processors(points.device), batch)))
-        totals, barrier, partial, constants = None, None, None, {"ALONE": True, "IN_ORDER": False, "PROGRAMS_PAD": 1}
-    else:
-        numbers = components * (2 * dim + 1)
-        programs, totals, barrier, partial, constants = together.group(
-            points, count, shape.num_warps, tuning.per_processor, numbers
-        )
-    x_walk = tiles.walk(points, shape)
-    y_walk = x_walk if y is None else tiles.walk(y, shape)
-    queues, tracked = history or ((None, None, None), None)
-    slots = 1 if history is None else history[0][0].shape[1]
+    options = _options(weight, bias, activation, affine_mode)
+    new = {"dtype": torch.float32, "device": points.device}
+    lines = torch.empty(batch, 2, components, dim, **new)
+    grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
+    grad_points = torch.empty_like(points)
     with tiles.on_device(points):
-        _transform[(programs, batch)](
-            points, *(t.contiguous() for t in mixture), resp, *(statistics or (None, None, None)), *queues, tracked,
-            weight, bias, y, totals, partial, barrier, slots, m, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4],
-            eps, reference.MIN_VARIANCE,
-            FIRST=not second_only, GIVEN=given, PUSH=history is not None, SECOND=y is not None,
-            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None, ACTIVATION=ACTIVATIONS[activation],
-            IN_STATISTICS=affine_mode == "statistics", K=components, K_PAD=triton.next_power_of_2(components),
-            SLOTS_PAD=triton.next_power_of_2(slots), PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path,
-            Y_ALIGN=y_walk.align, **shape._asdict(), **constants,
+        shape = tiles.tile(points, components, "gradient_sums")
+        count = tiles.programs(points, shape, "gradient_sums")
+        sums = torch.empty(batch, count, 2, components, dim, **new)
+        x_walk, g_walk = tiles.walk(points, shape), tiles.walk(grad, shape)
+        _gradient_sums[(count, batch)](
+            points, grad, resp, *statistics, weight, bias, sums, m, inner, dim // x_walk.align, *x_walk[:4], *g_walk[:4], eps,
+            **options, **shape._asdict(), K=components,
+            PATH=x_walk.path, ALIGN=x_walk.align, G_PATH=g_walk.path, G_ALIGN=g_walk.align,
         )  # fmt: skip
+        _gradient_lines[(triton.cdiv(dim, LINES_COLUMNS), batch)](
+            sums, *statistics, weight, bias, lines, grad_weight, grad_bias, m, dim, count, eps,
+            **options, K=components, COLUMNS=LINES_COLUMNS, PROGRAMS=min(128, triton.next_power_of_2(count)), num_warps=4,
+        )  # fmt: skip
+        shape = tiles.tile(points, components, "gradient")
+        x_walk, g_walk, out_walk = (tiles.walk(t, shape) for t in (points, grad, grad_points))
+        _gradient[(tiles.programs(points, shape, "gradient"), batch)](
+            points, grad, resp, *statistics, weight, bias, lines, grad_points, m, inner, dim // x_walk.align,
+            *x_walk[:4], *g_walk[:4], *out_walk[:4], eps,
+            **options, **shape._asdict(), K=components,
+            PATH=x_walk.path, ALIGN=x_walk.align, G_PATH=g_walk.path, G_ALIGN=g_walk.align,
+            Y_PATH=out_walk.path, Y_ALIGN=out_walk.align,
+        )  # fmt: skip
+    return grad_points, grad_weight, grad_bias
+
+
+def _options(weight: Tensor | None, bias: Tensor | None, activation: str | None, affine_mode: str) -> dict[str, Any]:
+    return {
+        "HAS_WEIGHT": weight is not None,
+        "HAS_BIAS": bias is not None,
+        "ACTIVATION": ACTIVATIONS[activation],
+        "IN_STATISTICS": affine_mode == "statistics",
+    }
 
 
 @triton.jit
-def _transform(
+def _lines(
+    weights_ptr,
+    means_ptr,
+    variances_ptr,
+    gamma,
+    beta,
+    d,
+    dim,
+    eps,
+    K: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+):
+    """1/√λ, and slope and centre (S, V), of every component."""
+    factor, slope, centre = (), (), ()
+    for k in tl.static_range(K):
+        mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
+        variance = tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0)
+        a, c = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        factor = factor + (inverse_sqrt(tl.load(weights_ptr + k)),)
+        slope = slope + (a,)
+        centre = centre + (c,)
+    return factor, slope, centre
+
+
+@triton.jit
+def _mix(
     x_ptr,  # (B, outer, inner, D)
-    weights_ptr,  # (B, K): the mixture of the posterior; if not FIRST, the statistics
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
     means_ptr,  # (B, K, D)
     variances_ptr,  # (B, K, D)
-    resp_ptr,  # (B, K, m), written in the first phase unless GIVEN
-    new_weights_ptr,  # (B, K), written in the first phase
-    new_means_ptr,  # (B, K, D), written in the first phase
-    new_variances_ptr,  # (B, K, D), written in the first phase
-    weights_queue_ptr,  # (T, K), changed if PUSH
-    means_queue_ptr,  # (T, K, D), changed if PUSH
-    variances_queue_ptr,  # (T, K, D), changed if PUSH
-    tracked_ptr,  # one number, changed if PUSH
     gamma_ptr,  # (D,)
     beta_ptr,  # (D,)
-    y_ptr,  # (B, outer, inner, D), written in the second phase
-    totals_ptr,  # (B, K·(1 + 2·D)), zeros at first
-    partial_ptr,  # (B, G, K·(1 + 2·D)) if IN_ORDER
-    barrier_ptr,  # (B,) zeros
-    slots,
+    y_ptr,  # (B, outer, inner, D), written
     m,
     inner,
     dim_units,
@@ -178,142 +164,277 @@ def _transform(
     y_i,
     y_d,
     eps,
-    floor,
-    FIRST: tl.constexpr,
-    GIVEN: tl.constexpr,
-    PUSH: tl.constexpr,
-    SECOND: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     K: tl.constexpr,
-    K_PAD: tl.constexpr,
-    SLOTS_PAD: tl.constexpr,
-    PATH: tl.constexpr,
-    ALIGN: tl.constexpr,
-    Y_PATH: tl.constexpr,
-    Y_ALIGN: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
     V: tl.constexpr,
     BY_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    PROGRAMS_PAD: tl.constexpr,
-    ALONE: tl.constexpr,
-    IN_ORDER: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    Y_PATH: tl.constexpr,
+    Y_ALIGN: tl.constexpr,
+):
+    b = tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = channels(S, V)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    factor, slope, centre = _lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        y = tl.zeros((W, R, S, V), tl.float32)
+        for k in tl.static_range(K):
+            mixing = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0) * factor[k]
+            z = x - wide(centre[k])
+            if ACTIVATION == 0:
+                y += tall(mixing) * wide(slope[k]) * z
+            else:
+                z = wide(slope[k]) * z
+                if not IN_STATISTICS:
+                    z += wide(beta)
+                y += tall(mixing) * activate(z, ACTIVATION)
+        if ACTIVATION == 0 and not IN_STATISTICS:
+            y += wide(beta)
+        y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
+        store_tile(y_ptr + b * y_b, y, y_rows, exists, d, dim, y_d)
+
+
+@triton.jit
+def _gradient_sums(
+    x_ptr,  # (B, outer, inner, D)
+    grad_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    sums_ptr,  # (B, G, 2, K, D), written: P_k = Σ ν_k·act'·g and Q_k = Σ ν_k·act'·g·(x - c_k)
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    g_b,
+    g_o,
+    g_i,
+    g_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    G_PATH: tl.constexpr,
+    G_ALIGN: tl.constexpr,
 ):
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    row = b * K * dim
-    x_ptr += b * x_b
-    resp_ptr += b * K * m
-    tiles_in_all = tl.cdiv(m, W * R)
-    weights, means, variances = load_components(weights_ptr + b * K, means_ptr + row, variances_ptr + row, d, dim, K)
-
-    if FIRST:
-        anchor, inverse, shifts, constant = tables(weights, means, variances, d, dim, floor, K)
-        count, first, second = nothing_yet(K, W, S, V, BY_ROWS)
-        for tile in tl.range(program, tiles_in_all, programs, num_stages=STAGES):
-            points, exists = rows_of_tile(tile, m, W, R)
-            offsets = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
-            centred = load_tile(x_ptr, offsets, exists, d, dim, x_d) - wide(anchor)
-            scaled, squares = scaled_distances(centred, inverse, shifts, K)
-            if GIVEN:
-                resp = ()
-                for k in tl.static_range(K):
-                    resp = resp + (tl.load(resp_ptr + k * m + points, mask=exists, other=0.0),)
-            else:
-                resp = posteriors(squares, constant, exists, K)
-                for k in tl.static_range(K):
-                    tl.store(resp_ptr + k * m + points, resp[k], mask=exists)
-            count, first, second = add_sums(count, first, second, resp, scaled, K, BY_ROWS)
-        numbers = K * (1 + 2 * dim)
-        totals_ptr += b * numbers
-        own_ptr = own_part(totals_ptr, partial_ptr, numbers, b, program, programs, IN_ORDER)
-        contribute_sums(own_ptr, count, first, second, d, dim, K, K_PAD, BY_ROWS, ALONE, IN_ORDER)
-        barrier_ptr += b
-        meet(totals_ptr, partial_ptr, numbers, barrier_ptr, programs, b, program, programs, PROGRAMS_PAD, ALONE, IN_ORDER)
-        weights, means, variances = m_step(totals_ptr, means, variances, m, d, dim, floor, K)
-        if program < K:
-            _keep(
-                new_weights_ptr + b * K, new_means_ptr + row, new_variances_ptr + row,
-                weights_queue_ptr, means_queue_ptr, variances_queue_ptr, tracked_ptr,
-                weights, means, variances, d, dim, slots, program, programs, PUSH, K, SLOTS_PAD, S, V,
-            )  # fmt: skip
-
-    if SECOND:
-        gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
-        beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-        factor, slope, centre = lines(weights, means, variances, gamma, beta, eps, K, IN_STATISTICS)
-        own_tiles = tl.cdiv(tiles_in_all - program, programs)
-        for back in tl.range(0, own_tiles, 1, num_stages=STAGES):
-            tile = program + (own_tiles - 1 - back) * programs
-            points, exists = rows_of_tile(tile, m, W, R)
-            x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
-            x = load_tile(x_ptr, x_rows, exists, d, dim, x_d)
-            y = tl.zeros((W, R, S, V), tl.float32)
-            for k in tl.static_range(K):
-                mixing = tl.load(resp_ptr + k * m + points, mask=exists, other=0.0) * factor[k]
-                z = x - wide(centre[k])
-                if ACTIVATION == 0:
-                    y += tall(mixing) * wide(slope[k]) * z
-                else:
-                    z = wide(slope[k]) * z
-                    if not IN_STATISTICS:
-                        z += wide(beta)
-                    y += tall(mixing) * activate(z, ACTIVATION)
-            if ACTIVATION == 0 and not IN_STATISTICS:
-                y += wide(beta)
-            y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
-            store_tile(y_ptr + b * y_b, y, y_rows, exists, d, dim, y_d)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    _, slope, centre = _lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    first, second = (), ()
+    for _ in tl.static_range(K):
+        first = first + (no_sums(W, S, V, BY_ROWS),)
+        second = second + (no_sums(W, S, V, BY_ROWS),)
+    for tile in tl.range(program, tl.cdiv(m, W * R), programs, num_stages=STAGES):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
+        new_first, new_second = (), ()
+        for k in tl.static_range(K):
+            resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
+            centred = x - wide(centre[k])
+            weighted = tall(resp) * grad
+            if ACTIVATION != 0:
+                z = wide(slope[k]) * centred
+                if not IN_STATISTICS:
+                    z += wide(beta)
+                weighted *= activation_slope(z, ACTIVATION)
+            new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
+            new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
+        first, second = new_first, new_second
+    sums_ptr += (b * programs + program) * 2 * K * dim
+    for k in tl.static_range(K):
+        tl.store(sums_ptr + k * dim + d, over_width(first[k], BY_ROWS), mask=d < dim)
+        tl.store(sums_ptr + (K + k) * dim + d, over_width(second[k], BY_ROWS), mask=d < dim)
 
 
 @triton.jit
-def _keep(
-    weights_ptr,
-    means_ptr,
-    variances_ptr,
-    weights_queue_ptr,
-    means_queue_ptr,
-    variances_queue_ptr,
-    tracked_ptr,
-    weights,
-    means,
-    variances,
-    d,
+def _gradient_lines(
+    sums_ptr,  # (B, G, 2, K, D)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
+    grad_gamma_ptr,  # (B, D), written
+    grad_beta_ptr,  # (B, D), written
+    m,
     dim,
-    slots,
-    program,
     programs,
-    PUSH: tl.constexpr,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
     K: tl.constexpr,
-    SLOTS_PAD: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
+    b = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums_ptr += b * programs * 2 * K * dim
+    first, second = (), ()
+    for _ in tl.static_range(K):
+        first = first + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+        second = second + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+    for start in range(0, programs, PROGRAMS):
+        g = start + tl.arange(0, PROGRAMS)
+        mask = (g < programs)[:, None] & (d < dim)[None, :]
+        pointers = sums_ptr + g[:, None] * (2 * K) * dim + d[None, :]
+        new_first, new_second = (), ()
+        for k in tl.static_range(K):
+            new_first = new_first + (first[k] + tl.load(pointers + k * dim, mask=mask, other=0.0),)
+            new_second = new_second + (second[k] + tl.load(pointers + (K + k) * dim, mask=mask, other=0.0),)
+        first, second = new_first, new_second
+
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    grad_gamma = tl.zeros((COLUMNS,), tl.float32)
+    grad_beta = tl.zeros((COLUMNS,), tl.float32)
+    lines_ptr += b * 2 * K * dim
+    for k in tl.static_range(K):
+        share = tl.load(weights_ptr + b * K + k)
+        factor = inverse_sqrt(share)
+        row = (b * K + k) * dim + d
+        mean = tl.load(means_ptr + row, mask=d < dim, other=0.0)
+        variance = tl.load(variances_ptr + row, mask=d < dim, other=1.0)
+        slope, _ = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        p = tl.sum(first[k], axis=0)
+        q = tl.sum(second[k], axis=0) * factor
+        grad_mean = -slope * p * factor
+        if IN_STATISTICS:
+            grad_scale = -0.5 * slope * slope * slope * q  # with respect to γ·σ² + ε
+            grad_variance = grad_scale * tl.maximum(gamma, 0.0)
+            grad_gamma += tl.where(gamma >= 0, grad_scale * variance, 0.0)
+            grad_beta += grad_mean
+        else:
+            inverse = 1.0 / tl.sqrt(variance + eps)
+            grad_variance = -0.5 * gamma * inverse * inverse * inverse * q
+            grad_gamma += inverse * q
+            # Without an activation β is added once, and Σ_k ν_k = 1.
+            grad_beta += p if ACTIVATION == 0 else p * factor
+        in_use = tl.where(share > 0, 1.0 / (share * m), 0.0)
+        tl.store(lines_ptr + k * dim + d, grad_mean * in_use, mask=d < dim)
+        tl.store(lines_ptr + (K + k) * dim + d, 2.0 * grad_variance * in_use, mask=d < dim)
+    tl.store(grad_gamma_ptr + b * dim + d, grad_gamma, mask=d < dim)
+    tl.store(grad_beta_ptr + b * dim + d, grad_beta, mask=d < dim)
+
+
+@triton.jit
+def _gradient(
+    x_ptr,  # (B, outer, inner, D)
+    grad_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    lines_ptr,  # (B, 2, K, D)
+    out_ptr,  # (B, outer, inner, D), written
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    g_b,
+    g_o,
+    g_i,
+    g_d,
+    y_b,
+    y_o,
+    y_i,
+    y_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
     S: tl.constexpr,
     V: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    G_PATH: tl.constexpr,
+    G_ALIGN: tl.constexpr,
+    Y_PATH: tl.constexpr,
+    Y_ALIGN: tl.constexpr,
 ):
-    """Writes the statistics, and pushes them if all of them are finite; program k the k-th component's."""
-    number = weights[0]
+    """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
+    b = tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = channels(S, V)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    factor, slope, centre = _lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    mean, offset, tilt = (), (), ()
     for k in tl.static_range(K):
-        number += weights[k] + tl.sum(tl.sum(tl.where(d < dim, means[k] + variances[k], 0.0), axis=0), axis=0)
-    finite = number - number == 0
-    channel = tl.reshape(d, (S * V,))
-    for k in tl.static_range(K):
-        if k % programs == program:
-            # A component without points has no mean.
-            mean = tl.where(weights[k] == 0, 0.0, means[k])
-            tl.store(weights_ptr + k, weights[k])
-            tl.store(means_ptr + k * dim + d, mean, mask=d < dim)
-            tl.store(variances_ptr + k * dim + d, variances[k], mask=d < dim)
-            if PUSH:
-                if finite:
-                    place, exists = k * dim + channel, channel < dim
-                    shift(means_queue_ptr, tl.reshape(mean, (S * V,)), place, exists, K * dim, slots, SLOTS_PAD)
-                    shift(variances_queue_ptr, tl.reshape(variances[k], (S * V,)), place, exists, K * dim, slots, SLOTS_PAD)
-                    one = k + tl.arange(0, 1)
-                    weight = tl.full((1,), 0.0, tl.float32) + weights[k]
-                    shift(weights_queue_ptr, weight, one, one >= 0, K, slots, SLOTS_PAD)
-                    if k == 0:
-                        tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
+        mean = mean + (tl.load(means_ptr + (b * K + k) * dim + d, mask=d < dim, other=0.0),)
+        offset = offset + (tl.load(lines_ptr + (b * 2 * K + k) * dim + d, mask=d < dim, other=0.0),)
+        tilt = tilt + (tl.load(lines_ptr + (b * 2 * K + K + k) * dim + d, mask=d < dim, other=0.0),)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
+        out = tl.zeros((W, R, S, V), tl.float32)
+        for k in tl.static_range(K):
+            resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
+            direct = wide(factor[k] * slope[k]) * grad
+            if ACTIVATION != 0:
+                z = wide(slope[k]) * (x - wide(centre[k]))
+                if not IN_STATISTICS:
+                    z += wide(beta)
+                direct *= activation_slope(z, ACTIVATION)
+            through = wide(offset[k]) + wide(tilt[k]) * (x - wide(mean[k]))
+            out += tall(resp) * (direct + through)
+        y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
+        store_tile(out_ptr + b * y_b, out, y_rows, exists, d, dim, y_d)
