@@ -23,6 +23,7 @@ from torch import Tensor
 
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
 from mixnorm.ops.triton.components import ACTIVATIONS, activate, inverse_sqrt, line, load_parameter
 
 MAX_COMPONENTS = 256
@@ -44,8 +45,8 @@ TUNING = {"tf32": Tuning(128, 32, 8, 1, 2), "tf32x3": Tuning(64, 32, 4, 1, 2)}
 
 def padded(slots: int, components: int) -> tuple[int, int]:
     """TP and KP."""
-    k = triton.next_power_of_2(components)
-    return max(triton.next_power_of_2(slots), MIN_COMPONENTS // k), k
+    k = power_of_two(components)
+    return max(power_of_two(slots), MIN_COMPONENTS // k), k
 
 
 def inference(
@@ -74,7 +75,7 @@ def inference(
     precision = "tf32" if points.dtype == torch.bfloat16 else "tf32x3"
     tuning = TUNING[precision]
     block_m = tuning.block_m if total <= 64 else 32
-    block_d = min(tuning.block_d, max(16, triton.next_power_of_2(dim)))
+    block_d = min(tuning.block_d, max(16, power_of_two(dim)))
     shape = tiles.Tile(block_m, 1, 1, block_d, dim == 1 or points.stride(-1) == 1, 1, tuning.num_warps)
     x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
     options = {
@@ -88,19 +89,22 @@ def inference(
         "KP": components_pad,
         "PER_SLOT": mode == "ensemble",
     }
-    with tiles.on_device(points):
-        _tables[(total, batch)](
-            weights.contiguous(), slot_weights.contiguous(), means.contiguous(), variances.contiguous(),
-            weight, bias, rows, numbers, dim, eps, max(eps, reference.MIN_VARIANCE), **options, AS_PRINTED=mode == "paper",
-            BLOCK_D=64, ALL=triton.next_power_of_2(slots * components), num_warps=4,
-        )  # fmt: skip
-        programs = min(triton.cdiv(outer * inner, block_m), triton.cdiv(tuning.per_processor * tiles.processors(points.device), batch))
-        _inference[(programs, batch)](
-            points, rows, numbers, bias, y, outer * inner, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4],
-            **options, PRECISION=precision,
-            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align,
-            BLOCK_M=block_m, BLOCK_D=block_d, num_warps=tuning.num_warps, num_stages=tuning.num_stages,
-        )  # fmt: skip
+    launch(
+        _tables, (total, batch),
+        (weights.contiguous(), slot_weights.contiguous(), means.contiguous(), variances.contiguous(), weight, bias, rows, numbers),
+        (dim, eps, max(eps, reference.MIN_VARIANCE)),
+        {**options, "AS_PRINTED": mode == "paper", "BLOCK_D": 64, "ALL": power_of_two(slots * components)},
+    )  # fmt: skip
+    programs = min(cdiv(outer * inner, block_m), cdiv(tuning.per_processor * tiles.processors(points.device), batch))
+    constants = {
+        **options, "PRECISION": precision, "PATH": x_walk.path, "ALIGN": x_walk.align, "Y_PATH": y_walk.path,
+        "Y_ALIGN": y_walk.align, "BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": tuning.num_warps,
+        "num_stages": tuning.num_stages,
+    }  # fmt: skip
+    launch(
+        _inference, (programs, batch), (points, rows, numbers, bias, y),
+        (outer * inner, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4]), constants,
+    )  # fmt: skip
     return y
 
 

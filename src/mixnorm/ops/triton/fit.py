@@ -28,6 +28,7 @@ from torch import Tensor
 from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
+from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
@@ -95,8 +96,8 @@ def _launch(
     shape = tiles.tile(sample, components, "fit")
     way = tiles.walk(points, shape)
     rows = shape.W * shape.R
-    per_block = rows * triton.next_power_of_2(triton.cdiv(size, MAX_BLOCKS * rows))
-    blocks = triton.cdiv(size, per_block)
+    per_block = rows * power_of_two(cdiv(size, MAX_BLOCKS * rows))
+    blocks = cdiv(size, per_block)
     programs = min(blocks, _programs_at_once(points.device) // batch) or 1
     in_order = programs > 1 and torch.are_deterministic_algorithms_enabled()
     new = {"dtype": torch.float32, "device": points.device}
@@ -107,24 +108,38 @@ def _launch(
         torch.empty(batch, components, dim, **new),
         torch.empty(batch, components, dim, **new),
     )
-    seed, numbers = draws if isinstance(draws, tuple) else (0, draws)
-    with tiles.on_device(points):
-        _fit[(programs, batch)](
-            points, sample, numbers, seed, *(start or mixture), *mixture,
-            torch.empty(batch, 2, candidates, size, **new) if start is None else None,
-            torch.empty(batch, 2, candidates, blocks, **new) if start is None else None,
-            torch.empty(batch, programs, components * (2 * dim + 1), **new) if in_order else None,
-            zeros, zeros[totals:].view(torch.int32),
-            size, blocks, count // size, count % size, points.shape[2], dim,
-            *way[:4], hard_steps, soft_steps, min_variance, min_weight, reference.MIN_VARIANCE,
-            PATH=way.path if way.path != tiles.WITHIN else tiles.ANY, ALIGN=way.align, K=components,
-            CANDIDATES=candidates, CANDIDATES_PAD=triton.next_power_of_2(candidates), K_PAD=triton.next_power_of_2(components),
-            UNIFORMS=reference_fit.num_uniforms(components), PER_BLOCK=per_block,
-            BLOCKS_PAD=triton.next_power_of_2(blocks), PROGRAMS_PAD=triton.next_power_of_2(programs),
-            ALONE=programs == 1, IN_ORDER=in_order, SEEDED=start is None,
-            COUNTED=isinstance(draws, tuple), **shape._asdict(),
-            **({"launch_cooperative_grid": True} if programs > 1 else {}),
-        )  # fmt: skip
+    seed, uniforms = draws if isinstance(draws, tuple) else (0, draws)
+    tensors = (
+        points, sample, uniforms, *(start or mixture), *mixture,
+        torch.empty(batch, 2, candidates, size, **new) if start is None else None,
+        torch.empty(batch, 2, candidates, blocks, **new) if start is None else None,
+        torch.empty(batch, programs, components * (2 * dim + 1), **new) if in_order else None,
+        zeros, zeros[totals:].view(torch.int32),
+    )  # fmt: skip
+    numbers = (
+        seed, size, blocks, count // size, count % size, points.shape[2], dim, *way[:4], hard_steps, soft_steps,
+        min_variance, min_weight, reference.MIN_VARIANCE,
+    )  # fmt: skip
+    constants = {
+        "PATH": way.path if way.path != tiles.WITHIN else tiles.ANY,
+        "ALIGN": way.align,
+        "K": components,
+        "K_PAD": power_of_two(components),
+        "CANDIDATES": candidates,
+        "CANDIDATES_PAD": power_of_two(candidates),
+        "UNIFORMS": reference_fit.num_uniforms(components),
+        "PER_BLOCK": per_block,
+        "BLOCKS_PAD": power_of_two(blocks),
+        "PROGRAMS_PAD": power_of_two(programs),
+        "ALONE": programs == 1,
+        "IN_ORDER": in_order,
+        "SEEDED": start is None,
+        "COUNTED": isinstance(draws, tuple),
+        **shape._asdict(),
+    }
+    if programs > 1:
+        constants["launch_cooperative_grid"] = True
+    launch(_fit, (programs, batch), tensors, numbers, constants)
     return mixture
 
 
@@ -225,7 +240,6 @@ def _fit(
     x_ptr,  # (B, outer, inner, D)
     sample_ptr,  # (B, s, D), written if SEEDED
     draws_ptr,  # (s + 1 + B·UNIFORMS,), or one counter if COUNTED
-    seed,
     start_weights_ptr,  # (B, K), unless SEEDED
     start_means_ptr,  # (B, K, D)
     start_variances_ptr,  # (B, K, D)
@@ -237,6 +251,7 @@ def _fit(
     partial_ptr,  # (B, G, K·(1 + 2·D)) if IN_ORDER
     totals_ptr,  # (steps, B, K·(1 + 2·D)) zeros: Σν, Σν·t, Σν·t²
     barrier_ptr,  # (B,) zeros
+    seed,
     size,
     blocks,
     stretch,

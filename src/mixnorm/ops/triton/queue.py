@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 COLUMNS = 128
@@ -20,11 +20,9 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor) -> None:
     """
     batch, slots, components = queues[0].shape
     columns = newest[1].numel()
-    with tiles.on_device(newest[0]):
-        _push[(triton.cdiv(columns, COLUMNS),)](
-            *queues, *newest, tracked, slots, batch * components, columns, components, columns // batch,
-            SLOTS_PAD=triton.next_power_of_2(slots), COLUMNS=COLUMNS, num_warps=4,
-        )  # fmt: skip
+    numbers = (slots, batch * components, columns, components, columns // batch)
+    constants = {"SLOTS_PAD": power_of_two(slots), "COLUMNS": COLUMNS}
+    launch(_push, (cdiv(columns, COLUMNS),), (*queues, *newest, tracked), numbers, constants)
 
 
 @triton.jit
@@ -82,11 +80,8 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     """The history's λ (B, T, K) and τ (B, T): ``reference.slot_weights``."""
     batch, slots, components = weights.shape
     used, tau = torch.empty_like(weights), torch.empty_like(weights[..., 0])
-    with tiles.on_device(weights):
-        _slot_weights[(batch,)](
-            weights.contiguous(), used, tau, decay, T=slots, K=components,
-            T_PAD=triton.next_power_of_2(slots), K_PAD=triton.next_power_of_2(components), num_warps=1,
-        )  # fmt: skip
+    constants = {"T": slots, "K": components, "T_PAD": power_of_two(slots), "K_PAD": power_of_two(components), "num_warps": 1}
+    launch(_slot_weights, (batch,), (weights.contiguous(), used, tau), (decay,), constants)
     return used, tau
 
 

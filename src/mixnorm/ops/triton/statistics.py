@@ -10,6 +10,7 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
+from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
 from mixnorm.ops.triton.queue import push, shift
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
@@ -53,18 +54,23 @@ def _em_step_into(
     result = tuple(torch.empty_like(t) for t in (weights, means, variances))
     queues, tracked = history or ((None, None, None), None)
     slots = 1 if history is None else history[0][0].shape[1]
-    with tiles.on_device(points):
-        _em_step[(count, batch)](
-            points, weights, means, variances, resp, counts, sums,
-            outer * inner, inner, dim // way.align, way.stride_b, way.stride_o, way.stride_i, way.stride_d,
-            reference.MIN_VARIANCE,
-            K=components, GIVEN=given, PATH=way.path, ALIGN=way.align, **shape._asdict(),
-        )  # fmt: skip
-        _m_step[(triton.cdiv(dim, M_STEP_COLUMNS), components, batch)](
-            means, variances, counts, sums, *result, *queues, tracked, slots,
-            outer * inner, dim, count, reference.MIN_VARIANCE,
-            K=components, PUSH=history is not None, SLOTS_PAD=triton.next_power_of_2(slots), COLUMNS=M_STEP_COLUMNS, PROGRAMS=min(256, triton.next_power_of_2(count)), num_warps=4,
-        )  # fmt: skip
+    launch(
+        _em_step, (count, batch), (points, weights, means, variances, resp, counts, sums),
+        (outer * inner, inner, dim // way.align, *way[:4], reference.MIN_VARIANCE),
+        {"K": components, "GIVEN": given, "PATH": way.path, "ALIGN": way.align, **shape._asdict()},
+    )  # fmt: skip
+    constants = {
+        "K": components,
+        "PUSH": history is not None,
+        "SLOTS_PAD": power_of_two(slots),
+        "COLUMNS": M_STEP_COLUMNS,
+        "PROGRAMS": min(256, power_of_two(count)),
+    }
+    launch(
+        _m_step, (cdiv(dim, M_STEP_COLUMNS), components, batch),
+        (means, variances, counts, sums, *result, *queues, tracked),
+        (slots, outer * inner, dim, count, reference.MIN_VARIANCE), constants,
+    )  # fmt: skip
     return result  # type: ignore[return-value]
 
 

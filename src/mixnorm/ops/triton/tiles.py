@@ -9,13 +9,16 @@ sums are (S, V).
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from mixnorm.ops.triton.launch import cdiv, power_of_two
 
 MAX_DIM = 4096
 THREADS_PER_WARP = 32
@@ -76,14 +79,19 @@ _ANY, _FLAT, _WITHIN = tl.constexpr(ANY), tl.constexpr(FLAT), tl.constexpr(WITHI
 
 
 def walk(points: Tensor, shape: Tile) -> Walk:
-    _, outer, inner, dim = points.shape
-    stride_b, stride_o, stride_i, stride_d = points.stride()
+    return _walk(points.shape, points.stride(), shape.W * shape.R)
+
+
+@functools.lru_cache(maxsize=1024)
+def _walk(shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> Walk:
+    _, outer, inner, dim = shape
+    stride_b, stride_o, stride_i, stride_d = strides
     if inner == 1:
         stride_i = stride_o
     path = ANY
     if outer == 1 or inner == 1 or stride_o == inner * stride_i:
         path = FLAT
-    elif inner % (shape.W * shape.R) == 0:
+    elif inner % rows == 0:
         path = WITHIN
     align = 1
     if stride_d == 1:
@@ -95,17 +103,22 @@ def walk(points: Tensor, shape: Tile) -> Walk:
 def tile(points: Tensor, components: int, purpose: str) -> Tile:
     """The tile for a kernel over these points."""
     dim = points.shape[-1]
-    block_d = triton.next_power_of_2(dim)
-    if dim > 1 and points.stride(-1) != 1:
+    return _tile(dim, dim == 1 or points.stride(-1) == 1, points.element_size(), components, purpose)
+
+
+@functools.lru_cache(maxsize=1024)
+def _tile(dim: int, by_rows: bool, element_size: int, components: int, purpose: str) -> Tile:
+    block_d = power_of_two(dim)
+    if not by_rows:
         width = min(max(8192 // block_d, 4), 64)
         return Tile(width, 1, 1, block_d, False, 1, 8 if width * block_d >= 4096 else 4)
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
     most = _power_of_two_below(tuning.most // components)
-    widest = tuning.vector_bytes // points.element_size()
+    widest = tuning.vector_bytes // element_size
     vector = min(most, widest)
     elements = max(vector, min(most, tuning.elements))
-    segments = max(1, min(triton.cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
+    segments = max(1, min(cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
     length = block_d // segments
     num_warps = tuning.num_warps
     while num_warps < 16 and length > num_warps * THREADS_PER_WARP * vector:
@@ -124,9 +137,9 @@ def _power_of_two_below(number: int) -> int:
 def programs(points: Tensor, shape: Tile, purpose: str) -> int:
     """How many programs share the points of each mixture."""
     batch, outer, inner, _ = points.shape
-    tiles = triton.cdiv(outer * inner, shape.W * shape.R)
+    tiles = cdiv(outer * inner, shape.W * shape.R)
     at_once = TUNING[purpose].per_processor * processors(points.device)
-    return max(1, min(tiles, triton.cdiv(at_once, batch)))
+    return max(1, min(tiles, cdiv(at_once, batch)))
 
 
 _processors: dict[int | None, int] = {}
@@ -140,11 +153,6 @@ def processors(device: torch.device) -> int:
     if found is None:
         found = _processors[device.index] = torch.cuda.get_device_properties(device).multi_processor_count
     return found
-
-
-def on_device(points: Tensor) -> Any:
-    """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device_of(points)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from mixnorm.ops.triton.components import (
     line,
     load_parameter,
 )
+from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import (
     channels,
     load_tile,
@@ -52,13 +53,12 @@ def mix(
     shape = tiles.tile(points, resp.shape[2], "transform")
     x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
     count = tiles.programs(points, shape, "transform")
-    with tiles.on_device(points):
-        _mix[(count, batch)](
-            points, resp, *statistics, weight, bias, y, outer * inner, inner, dim // x_walk.align,
-            *x_walk[:4], *y_walk[:4], eps,
-            **_options(weight, bias, activation, affine_mode), **shape._asdict(), K=resp.shape[2],
-            PATH=x_walk.path, ALIGN=x_walk.align, Y_PATH=y_walk.path, Y_ALIGN=y_walk.align,
-        )  # fmt: skip
+    constants = {
+        **_options(weight, bias, activation, affine_mode), **shape._asdict(), "K": resp.shape[2],
+        "PATH": x_walk.path, "ALIGN": x_walk.align, "Y_PATH": y_walk.path, "Y_ALIGN": y_walk.align,
+    }  # fmt: skip
+    numbers = (outer * inner, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4], eps)
+    launch(_mix, (count, batch), (points, resp, *statistics, weight, bias, y), numbers, constants)
     return y
 
 
@@ -82,30 +82,37 @@ def mix_backward(
     lines = torch.empty(batch, 2, components, dim, **new)
     grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
     grad_points = torch.empty_like(points)
-    with tiles.on_device(points):
-        shape = tiles.tile(points, components, "gradient_sums")
-        count = tiles.programs(points, shape, "gradient_sums")
-        sums = torch.empty(batch, count, 2, components, dim, **new)
-        x_walk, g_walk = tiles.walk(points, shape), tiles.walk(grad, shape)
-        _gradient_sums[(count, batch)](
-            points, grad, resp, *statistics, weight, bias, sums, m, inner, dim // x_walk.align, *x_walk[:4], *g_walk[:4], eps,
-            **options, **shape._asdict(), K=components,
-            PATH=x_walk.path, ALIGN=x_walk.align, G_PATH=g_walk.path, G_ALIGN=g_walk.align,
-        )  # fmt: skip
-        _gradient_lines[(triton.cdiv(dim, LINES_COLUMNS), batch)](
-            sums, *statistics, weight, bias, lines, grad_weight, grad_bias, m, dim, count, eps,
-            **options, K=components, COLUMNS=LINES_COLUMNS, PROGRAMS=min(128, triton.next_power_of_2(count)), num_warps=4,
-        )  # fmt: skip
-        shape = tiles.tile(points, components, "gradient")
-        x_walk, g_walk, out_walk = (tiles.walk(t, shape) for t in (points, grad, grad_points))
-        _gradient[(tiles.programs(points, shape, "gradient"), batch)](
-            points, grad, resp, *statistics, weight, bias, lines, grad_points, m, inner, dim // x_walk.align,
-            *x_walk[:4], *g_walk[:4], *out_walk[:4], eps,
-            **options, **shape._asdict(), K=components,
-            PATH=x_walk.path, ALIGN=x_walk.align, G_PATH=g_walk.path, G_ALIGN=g_walk.align,
-            Y_PATH=out_walk.path, Y_ALIGN=out_walk.align,
-        )  # fmt: skip
+    given = (*statistics, weight, bias)
+
+    shape = tiles.tile(points, components, "gradient_sums")
+    count = tiles.programs(points, shape, "gradient_sums")
+    sums = torch.empty(batch, count, 2, components, dim, **new)
+    numbers, constants = _walks(points, grad, shape)
+    launch(
+        _gradient_sums, (count, batch), (points, grad, resp, *given, sums), (m, inner, *numbers, eps),
+        {**options, **shape._asdict(), **constants, "K": components},
+    )  # fmt: skip
+
+    constants = {**options, "K": components, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(128, power_of_two(count))}
+    tensors = (sums, *given, lines, grad_weight, grad_bias)
+    launch(_gradient_lines, (cdiv(dim, LINES_COLUMNS), batch), tensors, (m, dim, count, eps), constants)
+
+    shape = tiles.tile(points, components, "gradient")
+    numbers, constants = _walks(points, grad, shape)
+    out_walk = tiles.walk(grad_points, shape)
+    launch(
+        _gradient, (tiles.programs(points, shape, "gradient"), batch), (points, grad, resp, *given, lines, grad_points),
+        (m, inner, *numbers, *out_walk[:4], eps),
+        {**options, **shape._asdict(), **constants, "K": components, "Y_PATH": out_walk.path, "Y_ALIGN": out_walk.align},
+    )  # fmt: skip
     return grad_points, grad_weight, grad_bias
+
+
+def _walks(points: Tensor, grad: Tensor, shape: tiles.Tile) -> tuple[tuple[int, ...], dict[str, int]]:
+    """The channels and the strides of the points and of the gradient, and how to walk over both."""
+    x, g = tiles.walk(points, shape), tiles.walk(grad, shape)
+    constants = {"PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align}
+    return (points.shape[-1] // x.align, *x[:4], *g[:4]), constants
 
 
 def _options(weight: Tensor | None, bias: Tensor | None, activation: str | None, affine_mode: str) -> dict[str, Any]:
