@@ -77,7 +77,7 @@ class MixtureHistory(nn.Module):
         )
 
     def _is_empty(self) -> bool:
-        """Whether the history holds no batch. What a GPU counted is not read back: there, any batch since the start is one."""
+        """Whether the history holds no batch. What a GPU counted is not read back: there, any batch counts."""
         if torch.compiler.is_compiling() or self.num_batches_tracked.device.type != "cpu":
             return not self._seen
         return not self.num_batches_tracked
@@ -144,7 +144,9 @@ class MixtureHistory(nn.Module):
 
     def slot_weights(self) -> tuple[Tensor, Tensor]:
         """The history's λ (..., T, K) and τ (..., T), Eq. (decay_factor), over the slots that are filled."""
-        return ops.slot_weights(self.history_weights, 1.0 if self.momentum is None else 1 - self.momentum, backend=self.backend)
+        return ops.slot_weights(
+            self.history_weights, 1.0 if self.momentum is None else 1 - self.momentum, backend=self.backend
+        )
 
     def pooled_mixture(self) -> GaussianMixture | None:
         """One mixture of the kept samples of the last T batches, fitted once; ``None`` where none are kept."""

@@ -131,9 +131,10 @@ class _MixtureNorm(MixtureHistory):
             )
         # A recomputation inside backward (activation checkpointing) has been counted the first time.
         first_time = self.training and not _in_backward()
+        history = self.queues() if first_time and self.keeps_history else None
         y, statistics = ops.transform_batch(
-            points, mixture, weight, bias, history=self.queues() if first_time and self.keeps_history else None, eps=self.eps,
-            activation=self.activation, affine_mode=self.affine_mode, backend=self.backend,
+            points, mixture, weight, bias, history=history, eps=self.eps, activation=self.activation,
+            affine_mode=self.affine_mode, backend=self.backend,
         )  # fmt: skip
         if first_time:
             self.remember(statistics, sample)

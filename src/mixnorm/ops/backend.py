@@ -62,7 +62,9 @@ def sample_of(points: Tensor, size: int, draws: Tensor, *, backend: str = "auto"
     if size == outer * inner:
         return points.reshape(batch, size, dim).to(dtype)
     index = reference_fit.sample_indices(outer * inner, size, draws)
-    implementation = None if points.dtype != dtype or torch.compiler.is_compiling() else _implementation(points, backend)
+    implementation: Any = None
+    if points.dtype == dtype and not torch.compiler.is_compiling():
+        implementation = _implementation(points, backend)
     if hasattr(implementation, "gather"):
         return implementation.gather(points, index)
     return reference_fit.gather(points, index).to(dtype)
@@ -227,9 +229,9 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: st
 
 
 def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
-    """The λ and τ that a history's weights (..., T, K) are evaluated with; see :func:`mixnorm.ops.reference.slot_weights`."""
+    """λ and τ of a history with the weights (..., T, K); see :func:`mixnorm.ops.reference.slot_weights`."""
     lead = weights.shape[:-2]
-    implementation = None if torch.compiler.is_compiling() else _implementation(weights, backend)
+    implementation: Any = None if torch.compiler.is_compiling() else _implementation(weights, backend)
     if hasattr(implementation, "slot_weights"):
         used, tau = implementation.slot_weights(weights.reshape(-1, *weights.shape[-2:]), decay)
         return used.view(weights.shape), tau.view(*lead, -1)

@@ -6,6 +6,7 @@ Same functions and shapes as the reference, but for points (B, outer, inner, D) 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -130,7 +131,7 @@ def mix_backward(
     """The gradients of the points, γ (D,) and β (D,)."""
     x, (weights, means, variances) = points.to(resp.dtype), statistics
     saved = (x, resp.contiguous(), inverse_sqrt(weights), means, variances, weight, bias)
-    found, grad_weight, grad_bias = _gradient(grad.to(resp.dtype), *saved, options, of_batch=True, of_points=True)
+    found, grad_weight, grad_bias = _gradient(grad.to(resp.dtype), saved, options, of_batch=True, of_points=True)
     assert found is not None
     return found.to(points.dtype), grad_weight, grad_bias
 
@@ -268,8 +269,9 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         wanted = ctx.needs_input_grad[:1] + ctx.needs_input_grad[5:7]
+        points, resp, factor, means, variances, weight, bias = saved = ctx.saved_tensors
+        found: Sequence[Tensor | None]
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted: the reference's, which has one
-            points, resp, factor, means, variances, weight, bias = ctx.saved_tensors
             x = points.flatten(1, 2)
             if ctx.of_batch:
                 y = reference.normalize(x, resp, weight, bias, **ctx.options)
@@ -277,7 +279,7 @@ class _Mix(torch.autograd.Function):
                 y = reference.mix_components(x, resp * factor.unsqueeze(1), means, variances, weight, bias, **ctx.options)
             found = gradients(y, (points, weight, bias), wanted, grad)
         else:
-            found = _gradient(grad, *ctx.saved_tensors, ctx.options, of_batch=ctx.of_batch, of_points=wanted[0])
+            found = _gradient(grad, saved, ctx.options, of_batch=ctx.of_batch, of_points=wanted[0])
         return found[0], None, None, None, None, found[1], found[2], None, None
 
 
@@ -298,20 +300,10 @@ def _mix(
 
 
 def _gradient(
-    grad: Tensor,
-    points: Tensor,
-    resp: Tensor,
-    factor: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    options: dict[str, Any],
-    *,
-    of_batch: bool,
-    of_points: bool,
+    grad: Tensor, saved: tuple[Any, ...], options: dict[str, Any], *, of_batch: bool, of_points: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of the points (if wanted), γ and β."""
+    """The gradients of the points (if wanted), γ and β; ``saved`` are the tensors of ``_mix``."""
+    points, resp, factor, means, variances, weight, bias = saved
     if grad.stride() != points.stride():  # the loops are compiled for two tensors of one layout
         grad = torch.empty_like(points).copy_(grad)
     grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))

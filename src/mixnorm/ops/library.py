@@ -37,7 +37,7 @@ def sample_and_fit(
 
 @sample_and_fit.register_fake
 def _(points: Tensor, size: int, draws: Tensor, num_components: int, *_: Any, **__: Any) -> Four:
-    batch, _, _, dim = points.shape
+    batch, dim = points.shape[0], points.shape[3]
     new = points.new_empty
     dtype = ops.compute_dtype(points.dtype)
     return (
@@ -112,7 +112,7 @@ def _normalize(
     backend: str,
 ) -> Tensor:
     statistics = (weights, means, variances)
-    options = {"eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
+    options: dict[str, Any] = {"eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
     with torch.no_grad():
         return _as(points, ops.normalize(points, resp, weight, bias, statistics=statistics, **options))
 
@@ -138,7 +138,7 @@ def normalize_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     statistics = (weights, means, variances)
-    options = {"eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
+    options: dict[str, Any] = {"eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
     found = ops.normalize_backward(grad, points, resp, statistics, weight, bias, **options)
     return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
 
@@ -174,7 +174,13 @@ def _inference(
     affine_mode: str,
     backend: str,
 ) -> Tensor:
-    options = {"mode": mode, "eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
+    options: dict[str, Any] = {
+        "mode": mode,
+        "eps": eps,
+        "activation": activation,
+        "affine_mode": affine_mode,
+        "backend": backend,
+    }
     with torch.no_grad():
         return _as(points, ops.inference(points, weights, means, variances, slot_weights, weight, bias, **options))
 
@@ -200,7 +206,13 @@ def inference_backward(
     affine_mode: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    options = {"mode": mode, "eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
+    options: dict[str, Any] = {
+        "mode": mode,
+        "eps": eps,
+        "activation": activation,
+        "affine_mode": affine_mode,
+        "backend": backend,
+    }
     mixtures = (weights, means, variances, slot_weights)
     found = ops.gradients_of(lambda x, w, b: ops.inference(x, *mixtures, w, b, **options), grad, points, weight, bias)
     return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
@@ -280,8 +292,9 @@ register_autograd("mixnorm::normalize", _normalize_gradient, setup_context=_save
 register_autograd("mixnorm::inference", _inference_gradient, setup_context=_save(7))
 
 
-def _as(points: Tensor, value: Tensor) -> Tensor:
+def _as(points: Tensor, value: Tensor | None) -> Tensor:
     """``value`` with the strides that ``torch.empty_like`` gives."""
+    assert value is not None
     expected = torch.empty_like(points, device="meta").stride()
     return value if value.stride() == expected else torch.empty_like(points).copy_(value)
 

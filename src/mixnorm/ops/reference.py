@@ -166,7 +166,7 @@ def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tu
 
 
 def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
-    """The λ (..., T, K) that a history is evaluated with, and τ (..., T), Eq. (decay_factor), over the slots that are filled.
+    """The λ (..., T, K) that a history is evaluated with, and τ (..., T), Eq. (decay_factor), over the filled slots.
 
     The newest slot is the last. An empty history is taken for one component of mean 0 and variance 1, as a new batch norm's.
     """

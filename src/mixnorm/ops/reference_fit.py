@@ -27,8 +27,8 @@ def num_uniforms(num_components: int) -> int:
 def sample_indices(count: int, size: int, draws: Tensor) -> Tensor:
     """``size`` distinct indices below ``count``: a random one from each of as many stretches of equal length.
 
-    Distinct without a permutation of all points, and no image of a batch is left out. ``draws`` are size + 1 uniform numbers:
-    a place in each stretch, and where the stretches begin.
+    Distinct without a permutation of all points, and no image of a batch is left out. ``draws`` are size + 1 uniform
+    numbers: a place in each stretch, and where the stretches begin.
     """
     stretch = count // size
     index = torch.arange(0, size * stretch, stretch, device=draws.device)

@@ -1,7 +1,7 @@
 """The reference's operations on a GPU, as Triton kernels: what ``backend="auto"`` uses there.
 
-Same functions as the reference, for points (B, outer, inner, D) in any memory layout. Only :mod:`mixnorm.ops.backend` imports
-this package. With ``TRITON_INTERPRET=1`` in the environment the kernels run on a CPU, slowly, for tests.
+Same functions as the reference, for points (B, outer, inner, D) in any memory layout. Only :mod:`mixnorm.ops.backend`
+imports this package. With ``TRITON_INTERPRET=1`` in the environment the kernels run on a CPU, slowly, for tests.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from torch import Tensor
 
 from mixnorm.ops import reference
 from mixnorm.ops.differentiable import gradients
-from mixnorm.ops.triton import evaluation
+from mixnorm.ops.triton import evaluation, tiles, transform
 from mixnorm.ops.triton import statistics as _statistics
-from mixnorm.ops.triton import tiles, transform
 from mixnorm.ops.triton.fit import em, sample_and_fit
 from mixnorm.ops.triton.queue import push, slot_weights
 from mixnorm.ops.triton.statistics import em_step

@@ -6,14 +6,15 @@ over the components too, are matrix products. Relative to an anchor (the mean of
     log λ + log p(x) = Σ_d [-½·w·(x - anchor)² + w·(μ - anchor)·(x - anchor)] + constant,
     y = (x - anchor)·Σ ν·slope + Σ ν·offset.
 
-For fp32 and fp16 the products are of numbers split into parts, so that nothing is lost to the matrix units' short format; for
-bf16 that format is finer than the result. Components are laid out as (TP, KP), T and K rounded up to powers of two, so that
-the softmax over one mixture's components is over an axis. A tile is many points tall, because every tile reads all the rows
-of the components again.
+For fp32 and fp16 the products are of numbers split into parts, so that nothing is lost to the matrix units' short format;
+for bf16 that format is finer than the result. Components are laid out as (TP, KP), T and K rounded up to powers of two, so
+that the softmax over one mixture's components is over an axis. A tile is many points tall, because every tile reads all the
+rows of the components again.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor
 
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
-from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
 from mixnorm.ops.triton.components import ACTIVATIONS, activate, inverse_sqrt, line, load_parameter
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
 MAX_COMPONENTS = 256
 MIN_COMPONENTS = 16  # the least that a matrix product takes
@@ -64,23 +65,31 @@ def inference(
     affine_mode: str,
 ) -> Tensor:
     """The transform under given mixtures: λ (B, T, K), μ and σ² (B, T, K, D), τ (B, T), γ and β (D,)."""
+    y = torch.empty_like(points)
+    tables_plan, plan = _plans(
+        tiles.describe(points), y.stride(), tuple(weights.shape[1:]), weight is not None, bias is not None, mode, eps,
+        activation, affine_mode,
+    )  # fmt: skip
+    new: dict[str, Any] = {"dtype": torch.float32, "device": points.device}
+    rows, numbers = torch.empty(tables_plan.info["rows"], **new), torch.empty(tables_plan.info["per_component"], **new)
+    mixtures = (weights.contiguous(), slot_weights.contiguous(), means.contiguous(), variances.contiguous())
+    launch(tables_plan, (*mixtures, weight, bias), (rows, numbers))
+    launch(plan, (points, bias), (rows, numbers, y))
+    return y
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _plans(
+    points: tiles.Described, y_strides: tuple[int, ...], history: tuple[int, int], has_weight: bool, has_bias: bool,
+    mode: str, eps: float, activation: str | None, affine_mode: str,
+) -> tuple[Plan, Plan]:  # fmt: skip
     batch, outer, inner, dim = points.shape
-    slots, components = weights.shape[1:]
+    slots, components = history
     slots_pad, components_pad = padded(slots, components)
     total = slots_pad * components_pad
-    new: dict[str, Any] = {"dtype": torch.float32, "device": points.device}
-    rows = torch.empty(batch, 4 * total + 1, dim, **new)
-    numbers = torch.empty(batch, 2, total, **new)
-    y = torch.empty_like(points)
-    precision = "tf32" if points.dtype == torch.bfloat16 else "tf32x3"
-    tuning = TUNING[precision]
-    block_m = tuning.block_m if total <= 64 else 32
-    block_d = min(tuning.block_d, max(16, power_of_two(dim)))
-    shape = tiles.Tile(block_m, 1, 1, block_d, dim == 1 or points.stride(-1) == 1, 1, tuning.num_warps)
-    x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
     options = {
-        "HAS_WEIGHT": weight is not None,
-        "HAS_BIAS": bias is not None,
+        "HAS_WEIGHT": has_weight,
+        "HAS_BIAS": has_bias,
         "ACTIVATION": ACTIVATIONS[activation],
         "IN_STATISTICS": affine_mode == "statistics",
         "T": slots,
@@ -89,23 +98,24 @@ def inference(
         "KP": components_pad,
         "PER_SLOT": mode == "ensemble",
     }
-    launch(
-        _tables, (total, batch),
-        (weights.contiguous(), slot_weights.contiguous(), means.contiguous(), variances.contiguous(), weight, bias, rows, numbers),
-        (dim, eps, max(eps, reference.MIN_VARIANCE)),
+    tables_plan = Plan(
+        _tables, (total, batch), (dim, eps, max(eps, reference.MIN_VARIANCE)),
         {**options, "AS_PRINTED": mode == "paper", "BLOCK_D": 64, "ALL": power_of_two(slots * components)},
+        rows=(batch, 4 * total + 1, dim), per_component=(batch, 2, total),
     )  # fmt: skip
+    precision = "tf32" if points.dtype == torch.bfloat16 else "tf32x3"
+    tuning = TUNING[precision]
+    block_m = tuning.block_m if total <= 64 else 32
+    block_d = min(tuning.block_d, max(16, power_of_two(dim)))
+    shape = tiles.Tile(block_m, 1, 1, block_d, points.by_rows, 1, tuning.num_warps)
+    x, y = tiles.walk(points, shape), tiles.walk(points._replace(strides=y_strides), shape)
     programs = min(cdiv(outer * inner, block_m), cdiv(tuning.per_processor * tiles.processors(points.device), batch))
     constants = {
-        **options, "PRECISION": precision, "PATH": x_walk.path, "ALIGN": x_walk.align, "Y_PATH": y_walk.path,
-        "Y_ALIGN": y_walk.align, "BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": tuning.num_warps,
-        "num_stages": tuning.num_stages,
+        **options, "PRECISION": precision, "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path, "Y_ALIGN": y.align,
+        "BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": tuning.num_warps, "num_stages": tuning.num_stages,
     }  # fmt: skip
-    launch(
-        _inference, (programs, batch), (points, rows, numbers, bias, y),
-        (outer * inner, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4]), constants,
-    )  # fmt: skip
-    return y
+    numbers = (outer * inner, inner, dim // x.align, *x[:4], *y[:4])
+    return tables_plan, Plan(_inference, (programs, batch), numbers, constants)
 
 
 @triton.jit
@@ -116,7 +126,8 @@ def _tables(
     variances_ptr,  # (B, T, K, D)
     gamma_ptr,  # (D,)
     beta_ptr,  # (D,)
-    rows_ptr,  # (B, 4·N + 1, D), N = TP·KP, written: -w/2, w·(μ - anchor), slope, offset (with an activation: centre); anchor
+    # (B, 4·N + 1, D) with N = TP·KP, written: -w/2, w·(μ - anchor), slope, offset (with an activation, centre); the anchor
+    rows_ptr,
     numbers_ptr,  # (B, 2, N), written: the constant of the log-density, the factor behind the posterior
     dim,
     eps,
@@ -199,9 +210,9 @@ def _posterior_terms(
 @triton.jit
 def _inference(
     x_ptr,  # (B, outer, inner, D)
+    beta_ptr,  # (D,)
     rows_ptr,  # (B, 4·N + 1, D)
     numbers_ptr,  # (B, 2, N)
-    beta_ptr,  # (D,)
     y_ptr,  # (B, outer, inner, D), written
     m,
     inner,

@@ -20,6 +20,9 @@ one more barrier a step.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -28,7 +31,7 @@ from torch import Tensor
 from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
@@ -55,7 +58,15 @@ def sample_and_fit(
         lloyd_iters = em_iters = 0
     sample = torch.empty(points.shape[0], size, points.shape[3], dtype=torch.float32, device=points.device)
     mixture = _launch(
-        points, sample, draws, None, num_components, lloyd_iters + 1, em_iters, min_variance=min_variance, min_weight=min_weight
+        points,
+        sample,
+        draws,
+        None,
+        num_components,
+        lloyd_iters + 1,
+        em_iters,
+        min_variance=min_variance,
+        min_weight=min_weight,
     )
     return sample, mixture
 
@@ -90,36 +101,42 @@ def _launch(
     min_variance: float,
     min_weight: float,
 ) -> Statistics:
-    batch, size, dim = sample.shape
-    count = points.shape[1] * points.shape[2]
-    candidates = reference_fit.num_candidates(components)
-    shape = tiles.tile(sample, components, "fit")
-    way = tiles.walk(points, shape)
-    rows = shape.W * shape.R
-    per_block = rows * power_of_two(cdiv(size, MAX_BLOCKS * rows))
-    blocks = cdiv(size, per_block)
-    programs = min(blocks, _programs_at_once(points.device) // batch) or 1
-    in_order = programs > 1 and torch.are_deterministic_algorithms_enabled()
-    new = {"dtype": torch.float32, "device": points.device}
-    totals = (hard_steps + soft_steps) * batch * components * (2 * dim + 1)
-    zeros = torch.zeros(totals + batch, **new)
+    counted = isinstance(draws, tuple)
+    plan = _plan(
+        tiles.describe(points), sample.shape[1], components, hard_steps, soft_steps, min_variance, min_weight, start is None,
+        counted, torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    seed, uniforms = draws if isinstance(draws, tuple) else (0, draws)
+    new: Any = {"dtype": torch.float32, "device": points.device}
+    batch, dim, totals = points.shape[0], points.shape[3], plan.info["totals"]
     mixture = (
         torch.empty(batch, components, **new),
         torch.empty(batch, components, dim, **new),
         torch.empty(batch, components, dim, **new),
     )
-    seed, uniforms = draws if isinstance(draws, tuple) else (0, draws)
-    tensors = (
-        points, sample, uniforms, *(start or mixture), *mixture,
-        torch.empty(batch, 2, candidates, size, **new) if start is None else None,
-        torch.empty(batch, 2, candidates, blocks, **new) if start is None else None,
-        torch.empty(batch, programs, components * (2 * dim + 1), **new) if in_order else None,
-        zeros, zeros[totals:].view(torch.int32),
-    )  # fmt: skip
-    numbers = (
-        seed, size, blocks, count // size, count % size, points.shape[2], dim, *way[:4], hard_steps, soft_steps,
-        min_variance, min_weight, reference.MIN_VARIANCE,
-    )  # fmt: skip
+    zeros = torch.zeros(totals + batch, **new)
+    scratch = (None if shape is None else torch.empty(shape, **new) for shape in plan.info["scratch"])
+    given = (points, sample, uniforms, *(start or (None, None, None)))
+    launch(plan, given, (*mixture, *scratch, zeros, zeros[totals:].view(torch.int32)), seed)
+    return mixture
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _plan(
+    points: tiles.Described, size: int, components: int, hard_steps: int, soft_steps: int, min_variance: float,
+    min_weight: float, seeded: bool, counted: bool, deterministic: bool,
+) -> Plan:  # fmt: skip
+    batch, outer, inner, dim = points.shape
+    count = outer * inner
+    candidates = reference_fit.num_candidates(components)
+    shape = tiles.tile(points._replace(dtype=torch.float32, strides=(0, dim, dim, 1)), components, "fit")  # of the sample
+    way = tiles.walk(points, shape)
+    rows = shape.W * shape.R
+    per_block = rows * power_of_two(cdiv(size, MAX_BLOCKS * rows))
+    blocks = cdiv(size, per_block)
+    programs = min(blocks, _programs_at_once(points.device) // batch) or 1
+    in_order = deterministic and programs > 1
+    numbers = components * (2 * dim + 1)
     constants = {
         "PATH": way.path if way.path != tiles.WITHIN else tiles.ANY,
         "ALIGN": way.align,
@@ -133,14 +150,24 @@ def _launch(
         "PROGRAMS_PAD": power_of_two(programs),
         "ALONE": programs == 1,
         "IN_ORDER": in_order,
-        "SEEDED": start is None,
-        "COUNTED": isinstance(draws, tuple),
+        "SEEDED": seeded,
+        "COUNTED": counted,
         **shape._asdict(),
     }
     if programs > 1:
         constants["launch_cooperative_grid"] = True
-    launch(_fit, (programs, batch), tensors, numbers, constants)
-    return mixture
+    return Plan(
+        _fit, (programs, batch),
+        (size, blocks, count // size, count % size, inner, dim, *way[:4], hard_steps, soft_steps, min_variance, min_weight,
+         reference.MIN_VARIANCE),
+        constants,
+        totals=(hard_steps + soft_steps) * batch * numbers,
+        scratch=(
+            (batch, 2, candidates, size) if seeded else None,
+            (batch, 2, candidates, blocks) if seeded else None,
+            (batch, programs, numbers) if in_order else None,
+        ),
+    )  # fmt: skip
 
 
 def _programs_at_once(device: torch.device) -> int:
@@ -235,7 +262,7 @@ def _add_up(partial_ptr, totals_ptr, numbers, program, programs, PROGRAMS_PAD: t
         tl.store(totals_ptr + column, tl.sum(values, axis=0), mask=column < numbers)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed"])
 def _fit(
     x_ptr,  # (B, outer, inner, D)
     sample_ptr,  # (B, s, D), written if SEEDED

@@ -1,4 +1,8 @@
-"""Launching a kernel for little: what Triton finds out from the arguments each time is looked up here by a short key."""
+"""Launching a kernel for little. What follows from shapes and options is a plan, made once; a launch looks it up and calls.
+
+Triton finds out from the arguments of every call which compiled kernel they need. Here that is a lookup too: it depends on
+the plan and on the dtypes and alignment of the tensors that come from outside.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +11,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+PLANS = 1024  # kept of each kind
 
 
-def launch(
-    kernel: Any,
-    grid: tuple[int, ...],
-    tensors: tuple[Tensor | None, ...],
-    numbers: tuple[int | float, ...],
-    constants: dict[str, Any],
-) -> None:
-    """Runs ``kernel(*tensors, *numbers, **constants)`` on the device of the first tensor; options are among the constants.
+class Plan:
+    """A kernel with everything but its tensors: the grid, the numbers, the constants and options for the compiler."""
 
-    The compiled kernel depends on the dtypes and on the alignment of the tensors, on the numbers (a multiple of 16 is compiled
-    for) and on the constants: all of that is in the key.
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], numbers: tuple[int | float, ...], constants: dict[str, Any], **info: Any
+    ) -> None:
+        self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
+        self.info = info  # what the caller wants to know again
+        self.compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+
+
+def launch(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | None, ...], *extra: int) -> None:
+    """Runs ``kernel(*given, *own, *extra, *numbers, **constants)`` on the device of the first tensor.
+
+    ``own`` tensors are new and so aligned, or None; their dtypes follow from the plan. ``extra`` numbers differ from call to
+    call, and their kernel does not specialize on them.
     """
-    first = tensors[0]
+    first = given[0]
     assert first is not None
-    device = first.device.index
-    key = (
-        id(kernel),
-        device,
-        numbers,
-        tuple(constants.values()),
-        *[None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in tensors],
-    )
-    found = _compiled.get(key)
-    with torch.cuda.device_of(first):
-        if found is not None:
-            compiled, ordered = found
-            compiled[(*grid, 1, 1)[:3]](*tensors, *numbers, *ordered)
-            return
-        compiled = kernel[grid](*tensors, *numbers, **constants)
+    key = tuple([None if t is None else (t.dtype, t.data_ptr() % 16 == 0) for t in given])
+    found = plan.compiled.get(key)
+    if first.is_cuda and first.device.index != torch.cuda.current_device():
+        with torch.cuda.device_of(first):
+            _run(plan, key, found, given, own, extra)
+    else:
+        _run(plan, key, found, given, own, extra)
+
+
+def _run(plan: Plan, key: Any, found: Any, given: Any, own: Any, extra: Any) -> None:
+    if found is not None:
+        runner, constants = found
+        runner(*given, *own, *extra, *plan.numbers, *constants)
+        return
+    compiled = plan.kernel[plan.grid](*given, *own, *extra, *plan.numbers, **plan.constants)
     if compiled is not None:  # the interpreter compiles nothing
-        names = kernel.arg_names[len(tensors) + len(numbers) :]
-        _compiled[key] = compiled, tuple(constants[name] for name in names)
+        names = plan.kernel.arg_names[len(given) + len(own) + len(extra) + len(plan.numbers) :]
+        runner = compiled[(*plan.grid, 1, 1)[:3]]
+        plan.compiled[key] = runner, tuple(plan.constants[name] for name in names)
 
 
 def cdiv(a: int, b: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 COLUMNS = 128
@@ -18,11 +20,15 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor) -> None:
 
     ``tracked`` counts the batches. The decision is made on the device.
     """
-    batch, slots, components = queues[0].shape
-    columns = newest[1].numel()
+    launch(_push_plan(queues[0].shape, newest[1].numel()), (*queues, *newest, tracked), ())
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _push_plan(shape: tuple[int, ...], columns: int) -> Plan:
+    batch, slots, components = shape
     numbers = (slots, batch * components, columns, components, columns // batch)
     constants = {"SLOTS_PAD": power_of_two(slots), "COLUMNS": COLUMNS}
-    launch(_push, (cdiv(columns, COLUMNS),), (*queues, *newest, tracked), numbers, constants)
+    return Plan(_push, (cdiv(columns, COLUMNS),), numbers, constants)
 
 
 @triton.jit
@@ -78,11 +84,22 @@ def shift(queue_ptr, newest, place, exists, row, slots, SLOTS_PAD: tl.constexpr)
 
 def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     """The history's λ (B, T, K) and τ (B, T): ``reference.slot_weights``."""
-    batch, slots, components = weights.shape
     used, tau = torch.empty_like(weights), torch.empty_like(weights[..., 0])
-    constants = {"T": slots, "K": components, "T_PAD": power_of_two(slots), "K_PAD": power_of_two(components), "num_warps": 1}
-    launch(_slot_weights, (batch,), (weights.contiguous(), used, tau), (decay,), constants)
+    launch(_slot_weights_plan(weights.shape, decay), (weights.contiguous(),), (used, tau))
     return used, tau
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _slot_weights_plan(shape: tuple[int, ...], decay: float) -> Plan:
+    batch, slots, components = shape
+    constants = {
+        "T": slots,
+        "K": components,
+        "T_PAD": power_of_two(slots),
+        "K_PAD": power_of_two(components),
+        "num_warps": 1,
+    }
+    return Plan(_slot_weights, (batch,), (decay,), constants)
 
 
 @triton.jit

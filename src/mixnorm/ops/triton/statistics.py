@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -10,7 +13,7 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 from mixnorm.ops.triton.queue import push, shift
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
@@ -43,35 +46,38 @@ def moments(points: Tensor, resp: Tensor) -> Statistics:
 def _em_step_into(
     resp: Tensor, points: Tensor, mixture: Statistics, *, given: bool, history: History | None = None
 ) -> Statistics:
+    queues, tracked = history or ((None, None, None), None)
+    slots = 0 if history is None else history[0][0].shape[1]
+    em_plan, m_plan = _plans(tiles.describe(points), mixture[0].shape[1], given, slots)
+    weights, means, variances = (t.contiguous() for t in mixture)
+    new: Any = {"dtype": torch.float32, "device": points.device}
+    counts, sums = torch.empty(em_plan.info["counts"], **new), torch.empty(em_plan.info["sums"], **new)
+    result = (torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances))
+    launch(em_plan, (points, weights, means, variances), (resp, counts, sums))
+    launch(m_plan, (means, variances, *queues, tracked), (counts, sums, *result))
+    return result
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _plans(points: tiles.Described, components: int, given: bool, slots: int) -> tuple[Plan, Plan]:
     batch, outer, inner, dim = points.shape
-    components = mixture[0].shape[1]
     shape = tiles.tile(points, components, "statistics")
     way = tiles.walk(points, shape)
     count = tiles.programs(points, shape, "statistics")
-    counts = torch.empty(batch, count, components, dtype=torch.float32, device=points.device)
-    sums = torch.empty(batch, count, 2, components, dim, dtype=torch.float32, device=points.device)
-    weights, means, variances = (t.contiguous() for t in mixture)
-    result = tuple(torch.empty_like(t) for t in (weights, means, variances))
-    queues, tracked = history or ((None, None, None), None)
-    slots = 1 if history is None else history[0][0].shape[1]
-    launch(
-        _em_step, (count, batch), (points, weights, means, variances, resp, counts, sums),
-        (outer * inner, inner, dim // way.align, *way[:4], reference.MIN_VARIANCE),
+    em_plan = Plan(
+        _em_step, (count, batch), (outer * inner, inner, dim // way.align, *way[:4], reference.MIN_VARIANCE),
         {"K": components, "GIVEN": given, "PATH": way.path, "ALIGN": way.align, **shape._asdict()},
+        counts=(batch, count, components), sums=(batch, count, 2, components, dim),
     )  # fmt: skip
     constants = {
         "K": components,
-        "PUSH": history is not None,
+        "PUSH": slots > 0,
         "SLOTS_PAD": power_of_two(slots),
         "COLUMNS": M_STEP_COLUMNS,
         "PROGRAMS": min(256, power_of_two(count)),
     }
-    launch(
-        _m_step, (cdiv(dim, M_STEP_COLUMNS), components, batch),
-        (means, variances, counts, sums, *result, *queues, tracked),
-        (slots, outer * inner, dim, count, reference.MIN_VARIANCE), constants,
-    )  # fmt: skip
-    return result  # type: ignore[return-value]
+    numbers = (slots, outer * inner, dim, count, reference.MIN_VARIANCE)
+    return em_plan, Plan(_m_step, (cdiv(dim, M_STEP_COLUMNS), components, batch), numbers, constants)
 
 
 @triton.jit
@@ -142,15 +148,15 @@ def _em_step(
 def _m_step(
     means_ptr,  # (B, K, D): of the mixture that ν belongs to
     variances_ptr,  # (B, K, D)
+    weights_queue_ptr,  # (T, K), changed if PUSH
+    means_queue_ptr,  # (T, K, D), changed if PUSH
+    variances_queue_ptr,  # (T, K, D), changed if PUSH
+    tracked_ptr,  # one number, changed if PUSH
     counts_ptr,  # (B, G, K)
     sums_ptr,  # (B, G, 2, K, D)
     new_weights_ptr,  # (B, K), written
     new_means_ptr,  # (B, K, D), written
     new_variances_ptr,  # (B, K, D), written
-    weights_queue_ptr,  # (T, K), changed if PUSH
-    means_queue_ptr,  # (T, K, D), changed if PUSH
-    variances_queue_ptr,  # (T, K, D), changed if PUSH
-    tracked_ptr,  # one number, changed if PUSH
     slots,
     m,
     dim,
@@ -190,7 +196,7 @@ def _m_step(
     if tl.program_id(0) == 0:
         tl.store(new_weights_ptr + b * K + k, total / m)
     if PUSH:
-        # A point that is not finite has no posterior, so it shows in the weight of every component: all programs decide alike.
+        # A point that is not finite has no posterior, and shows in the weight of every component: all programs decide alike.
         number = total + tl.sum(tl.where(d < dim, mean + variance, 0.0), axis=0)
         if number - number == 0:
             shift(means_queue_ptr, mean, k * dim + d, d < dim, K * dim, slots, SLOTS_PAD)

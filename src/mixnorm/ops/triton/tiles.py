@@ -9,7 +9,6 @@ sums are (S, V).
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import NamedTuple
 
@@ -22,6 +21,23 @@ from mixnorm.ops.triton.launch import cdiv, power_of_two
 
 MAX_DIM = 4096
 THREADS_PER_WARP = 32
+
+
+class Described(NamedTuple):
+    """All of points (B, outer, inner, D) that a plan depends on."""
+
+    device: torch.device
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def by_rows(self) -> bool:
+        return self.shape[-1] == 1 or self.strides[-1] == 1
+
+
+def describe(points: Tensor) -> Described:
+    return Described(points.device, points.dtype, points.shape, points.stride())
 
 
 class Tile(NamedTuple):
@@ -78,20 +94,15 @@ ANY, FLAT, WITHIN = 0, 1, 2
 _ANY, _FLAT, _WITHIN = tl.constexpr(ANY), tl.constexpr(FLAT), tl.constexpr(WITHIN)
 
 
-def walk(points: Tensor, shape: Tile) -> Walk:
-    return _walk(points.shape, points.stride(), shape.W * shape.R)
-
-
-@functools.lru_cache(maxsize=1024)
-def _walk(shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> Walk:
-    _, outer, inner, dim = shape
-    stride_b, stride_o, stride_i, stride_d = strides
+def walk(points: Described, shape: Tile) -> Walk:
+    _, outer, inner, dim = points.shape
+    stride_b, stride_o, stride_i, stride_d = points.strides
     if inner == 1:
         stride_i = stride_o
     path = ANY
     if outer == 1 or inner == 1 or stride_o == inner * stride_i:
         path = FLAT
-    elif inner % rows == 0:
+    elif inner % (shape.W * shape.R) == 0:
         path = WITHIN
     align = 1
     if stride_d == 1:
@@ -100,22 +111,16 @@ def _walk(shape: tuple[int, ...], strides: tuple[int, ...], rows: int) -> Walk:
     return Walk(stride_b, stride_o // align, stride_i // align, stride_d, path, align)
 
 
-def tile(points: Tensor, components: int, purpose: str) -> Tile:
+def tile(points: Described, components: int, purpose: str) -> Tile:
     """The tile for a kernel over these points."""
-    dim = points.shape[-1]
-    return _tile(dim, dim == 1 or points.stride(-1) == 1, points.element_size(), components, purpose)
-
-
-@functools.lru_cache(maxsize=1024)
-def _tile(dim: int, by_rows: bool, element_size: int, components: int, purpose: str) -> Tile:
-    block_d = power_of_two(dim)
-    if not by_rows:
+    block_d = power_of_two(points.shape[-1])
+    if not points.by_rows:
         width = min(max(8192 // block_d, 4), 64)
         return Tile(width, 1, 1, block_d, False, 1, 8 if width * block_d >= 4096 else 4)
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
     most = _power_of_two_below(tuning.most // components)
-    widest = tuning.vector_bytes // element_size
+    widest = tuning.vector_bytes // points.dtype.itemsize
     vector = min(most, widest)
     elements = max(vector, min(most, tuning.elements))
     segments = max(1, min(cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
@@ -134,7 +139,7 @@ def _power_of_two_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
 
 
-def programs(points: Tensor, shape: Tile, purpose: str) -> int:
+def programs(points: Described, shape: Tile, purpose: str) -> int:
     """How many programs share the points of each mixture."""
     batch, outer, inner, _ = points.shape
     tiles = cdiv(outer * inner, shape.W * shape.R)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from mixnorm.ops.triton.components import (
     line,
     load_parameter,
 )
-from mixnorm.ops.triton.launch import cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import (
     channels,
     load_tile,
@@ -48,18 +49,28 @@ def mix(
     affine_mode: str,
 ) -> Tensor:
     """Σ_k ν_k/√λ_k · act(x̂_k) with γ and β (D,); ``resp`` (B, m, K) lies in memory as (B, K, m)."""
-    batch, outer, inner, dim = points.shape
     y = torch.empty_like(points)
-    shape = tiles.tile(points, resp.shape[2], "transform")
-    x_walk, y_walk = tiles.walk(points, shape), tiles.walk(y, shape)
-    count = tiles.programs(points, shape, "transform")
-    constants = {
-        **_options(weight, bias, activation, affine_mode), **shape._asdict(), "K": resp.shape[2],
-        "PATH": x_walk.path, "ALIGN": x_walk.align, "Y_PATH": y_walk.path, "Y_ALIGN": y_walk.align,
-    }  # fmt: skip
-    numbers = (outer * inner, inner, dim // x_walk.align, *x_walk[:4], *y_walk[:4], eps)
-    launch(_mix, (count, batch), (points, resp, *statistics, weight, bias, y), numbers, constants)
+    plan = _mix_plan(
+        tiles.describe(points), y.stride(), resp.shape[2], weight is not None, bias is not None, eps, activation, affine_mode
+    )
+    launch(plan, (points, resp, *statistics, weight, bias), (y,))
     return y
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _mix_plan(
+    points: tiles.Described, y_strides: tuple[int, ...], components: int, has_weight: bool, has_bias: bool, eps: float,
+    activation: str | None, affine_mode: str,
+) -> Plan:  # fmt: skip
+    batch, outer, inner, dim = points.shape
+    shape = tiles.tile(points, components, "transform")
+    x, y = tiles.walk(points, shape), tiles.walk(points._replace(strides=y_strides), shape)
+    constants = {
+        **_options(has_weight, has_bias, activation, affine_mode), **shape._asdict(), "K": components,
+        "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path, "Y_ALIGN": y.align,
+    }  # fmt: skip
+    numbers = (outer * inner, inner, dim // x.align, *x[:4], *y[:4], eps)
+    return Plan(_mix, (tiles.programs(points, shape, "transform"), batch), numbers, constants)
 
 
 def mix_backward(
@@ -75,50 +86,59 @@ def mix_backward(
     affine_mode: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points."""
-    batch, outer, inner, dim = points.shape
-    components, m = resp.shape[2], outer * inner
-    options = _options(weight, bias, activation, affine_mode)
-    new = {"dtype": torch.float32, "device": points.device}
-    lines = torch.empty(batch, 2, components, dim, **new)
-    grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
+    components = resp.shape[2]
     grad_points = torch.empty_like(points)
+    sums_plan, lines_plan, plan = _gradient_plans(
+        tiles.describe(points), grad.stride(), grad_points.stride(), components, weight is not None, bias is not None, eps,
+        activation, affine_mode,
+    )  # fmt: skip
+    new: Any = {"dtype": torch.float32, "device": points.device}
+    batch, dim = points.shape[0], points.shape[3]
+    sums, lines = torch.empty(sums_plan.info["sums"], **new), torch.empty(batch, 2, components, dim, **new)
+    grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
     given = (*statistics, weight, bias)
-
-    shape = tiles.tile(points, components, "gradient_sums")
-    count = tiles.programs(points, shape, "gradient_sums")
-    sums = torch.empty(batch, count, 2, components, dim, **new)
-    numbers, constants = _walks(points, grad, shape)
-    launch(
-        _gradient_sums, (count, batch), (points, grad, resp, *given, sums), (m, inner, *numbers, eps),
-        {**options, **shape._asdict(), **constants, "K": components},
-    )  # fmt: skip
-
-    constants = {**options, "K": components, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(128, power_of_two(count))}
-    tensors = (sums, *given, lines, grad_weight, grad_bias)
-    launch(_gradient_lines, (cdiv(dim, LINES_COLUMNS), batch), tensors, (m, dim, count, eps), constants)
-
-    shape = tiles.tile(points, components, "gradient")
-    numbers, constants = _walks(points, grad, shape)
-    out_walk = tiles.walk(grad_points, shape)
-    launch(
-        _gradient, (tiles.programs(points, shape, "gradient"), batch), (points, grad, resp, *given, lines, grad_points),
-        (m, inner, *numbers, *out_walk[:4], eps),
-        {**options, **shape._asdict(), **constants, "K": components, "Y_PATH": out_walk.path, "Y_ALIGN": out_walk.align},
-    )  # fmt: skip
+    launch(sums_plan, (points, grad, resp, *given), (sums,))
+    launch(lines_plan, given, (sums, lines, grad_weight, grad_bias))
+    launch(plan, (points, grad, resp, *given), (lines, grad_points))
     return grad_points, grad_weight, grad_bias
 
 
-def _walks(points: Tensor, grad: Tensor, shape: tiles.Tile) -> tuple[tuple[int, ...], dict[str, int]]:
-    """The channels and the strides of the points and of the gradient, and how to walk over both."""
+@functools.lru_cache(maxsize=PLANS)
+def _gradient_plans(
+    points: tiles.Described, grad_strides: tuple[int, ...], out_strides: tuple[int, ...], components: int, has_weight: bool,
+    has_bias: bool, eps: float, activation: str | None, affine_mode: str,
+) -> tuple[Plan, Plan, Plan]:  # fmt: skip
+    batch, outer, inner, dim = points.shape
+    m = outer * inner
+    common = {**_options(has_weight, has_bias, activation, affine_mode), "K": components}
+    grad, out = points._replace(strides=grad_strides), points._replace(strides=out_strides)
+
+    shape = tiles.tile(points, components, "gradient_sums")
+    count = tiles.programs(points, shape, "gradient_sums")
     x, g = tiles.walk(points, shape), tiles.walk(grad, shape)
-    constants = {"PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align}
-    return (points.shape[-1] // x.align, *x[:4], *g[:4]), constants
+    constants = {**common, **shape._asdict(), "PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align}
+    sums_plan = Plan(
+        _gradient_sums, (count, batch), (m, inner, dim // x.align, *x[:4], *g[:4], eps), constants,
+        sums=(batch, count, 2, components, dim),
+    )  # fmt: skip
+
+    constants = {**common, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(128, power_of_two(count))}
+    lines_plan = Plan(_gradient_lines, (cdiv(dim, LINES_COLUMNS), batch), (m, dim, count, eps), constants)
+
+    shape = tiles.tile(points, components, "gradient")
+    x, g, y = tiles.walk(points, shape), tiles.walk(grad, shape), tiles.walk(out, shape)
+    constants = {
+        **common, **shape._asdict(), "PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align,
+        "Y_PATH": y.path, "Y_ALIGN": y.align,
+    }  # fmt: skip
+    numbers = (m, inner, dim // x.align, *x[:4], *g[:4], *y[:4], eps)
+    return sums_plan, lines_plan, Plan(_gradient, (tiles.programs(points, shape, "gradient"), batch), numbers, constants)
 
 
-def _options(weight: Tensor | None, bias: Tensor | None, activation: str | None, affine_mode: str) -> dict[str, Any]:
+def _options(has_weight: bool, has_bias: bool, activation: str | None, affine_mode: str) -> dict[str, Any]:
     return {
-        "HAS_WEIGHT": weight is not None,
-        "HAS_BIAS": bias is not None,
+        "HAS_WEIGHT": has_weight,
+        "HAS_BIAS": has_bias,
         "ACTIVATION": ACTIVATIONS[activation],
         "IN_STATISTICS": affine_mode == "statistics",
     }
@@ -294,12 +314,12 @@ def _gradient_sums(
 
 @triton.jit
 def _gradient_lines(
-    sums_ptr,  # (B, G, 2, K, D)
     weights_ptr,  # λ (B, K)
     means_ptr,  # (B, K, D)
     variances_ptr,  # (B, K, D)
     gamma_ptr,  # (D,)
     beta_ptr,  # (D,)
+    sums_ptr,  # (B, G, 2, K, D)
     lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
     grad_gamma_ptr,  # (B, D), written
     grad_beta_ptr,  # (B, D), written
