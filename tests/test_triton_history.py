@@ -149,6 +149,17 @@ def test_slot_weights(shape, history, decay):
     assert_as_accurate(found, plain, exact)
 
 
+@pytest.mark.parametrize("decay", [0, 1])
+def test_a_decay_that_is_a_whole_number(decay):
+    """As momentum=1 and momentum=0 give it."""
+    weights = torch.softmax(rand(2, 10, 3), -1).float().to(DEVICE)
+    for same in (decay, float(decay), decay):  # in either order: what is kept of the first call must not spoil the second
+        for found, expected in zip(
+            *(ops.slot_weights(weights, same, backend=b) for b in ("triton", "reference")), strict=True
+        ):
+            torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("lead", [(), (5,), (2, 3)])
 def test_slot_weights_of_any_leading_shape(lead):
     weights = torch.softmax(rand(*lead, 4, 3), -1).float().to(DEVICE)

@@ -106,6 +106,18 @@ def test_empty_batch_passes_through(dtype, training):
     assert_same(state(layer), before)
 
 
+@pytest.mark.parametrize("options", [{"momentum": 0}, {"momentum": 1}, {"min_weight": 0}, {"eps": 0}, {"eps": 1}], ids=str)
+def test_whole_numbers_are_numbers(options):
+    """An option may be 1 where 1.0 is meant; what is kept of one must not spoil the other."""
+    results = []
+    for number in (int, float, int):
+        torch.manual_seed(0)
+        layer = make_layer(activation="relu", **{name: number(value) for name, value in options.items()})
+        results.append([*gradients(layer, images()), *gradients(layer.eval(), images(seed=1))])
+    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results[0], results[2])
+
+
 DEGENERATE = {
     "constant channel": lambda: images().index_fill_(1, torch.tensor(1, device=DEVICE), 7.0),
     "all points equal": lambda: torch.full((3, 4, 5, 5), -5.0, device=DEVICE),
