@@ -305,6 +305,61 @@ def test_tensors_that_are_not_aligned():
     torch.testing.assert_close(results[0], results[2], atol=1e-4, rtol=1e-4)
 
 
+def test_responsibilities_that_are_not_aligned():
+    x = images(64, 16)
+    storage = torch.zeros(3 * 64 + 1, device="cuda")
+    expected = None
+    for offset in (0, 1):
+        resp = storage[offset : offset + 3 * 64].view(3, 64).T  # as the kernels want it, so that they make no copy
+        resp.copy_(images(64, 3, seed=1).softmax(-1))
+        found = mixnorm.functional.mixture_normalize(x, resp, backend="triton")
+        expected = mixnorm.functional.mixture_normalize(x, resp, backend="reference") if expected is None else expected
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("population", ["instance", "layer"])
+def test_more_mixtures_than_a_grid_is_high(population):
+    """65,535 programs are the most in any direction but the first."""
+    layer = kernels(2, num_components=2, population=population, affine=False)
+    x = images(70_000, 2, 3, 3).requires_grad_()
+    y = layer(x)
+    (gradient,) = torch.autograd.grad(y, x, images(70_000, 2, 3, 3, seed=1))
+    assert y.isfinite().all()
+    assert gradient.isfinite().all()
+    # Of a mixture that is not among the first, the moments are those of its points.
+    weights, means = layer.mixture.weights[-1], layer.mixture.means[-1]
+    points = x[-1].detach().flatten(1).T if population == "instance" else x[-1].detach().reshape(-1, 1)
+    torch.testing.assert_close(weights @ means, points.mean(0), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("channels_first", [True, False])
+def test_more_elements_than_fit_32_bits(channels_first):
+    """2^31 and more, at the far end of which the points are as they are on their own."""
+    if torch.cuda.get_device_properties(0).total_memory < 40e9:
+        pytest.skip("needs 30 GB of GPU memory")
+    torch.cuda.empty_cache()
+    count, dim, few = 2**25 + 77, 64, 1000
+    x = torch.empty(1, 1, dim, count, dtype=torch.bfloat16, device="cuda").normal_().mT
+    x = x if channels_first else x.contiguous()
+    mixture = (
+        torch.tensor([[0.7, 0.3]]),
+        torch.stack([torch.zeros(dim), torch.full((dim,), 0.2)])[None],
+        torch.ones(1, 2, dim),
+    )
+    mixture = tuple(t.cuda() for t in mixture)
+    options = {"eps": 1e-5, "activation": None, "affine_mode": "output", "backend": "triton"}
+    resp, statistics = ops.em_step(x, mixture, backend="triton")
+    end, _ = ops.em_step(x[:, :, -few:], mixture, backend="reference")
+    torch.testing.assert_close(resp[:, -few:], end, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(statistics[0].sum(), torch.ones((), device="cuda"), atol=1e-4, rtol=0)
+    torch.testing.assert_close(statistics[2].mean(), torch.ones((), device="cuda"), atol=1e-3, rtol=0)
+    y = ops.normalize(x, resp, None, None, statistics=statistics, **options)[0, 0, -few:].float()
+    weights, means, variances = (t[0] for t in statistics)
+    parts = (x[0, 0, -few:].float().unsqueeze(1) - means) / (variances + 1e-5).sqrt()
+    expected = ((resp[0, -few:] / weights.sqrt()).unsqueeze(-1) * parts).sum(1)
+    torch.testing.assert_close(y, expected, atol=1e-2, rtol=1e-2)
+
+
 def losses(seed, backend, steps=300, device="cuda"):
     """The loss of a CIFAR CNN, one norm converted, at each step of training on patterns with noise: one for each class."""
     torch.manual_seed(seed)

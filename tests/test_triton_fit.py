@@ -164,6 +164,13 @@ def test_em_from_a_given_mixture(shape, iterations):
     assert_keeps_the_rule(em(iterations), sample, *mixture, scale=scales(sample))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_em_of_a_sample_in_any_layout(layout):
+    x, mixture = make_points(2, 5, 7, 4, 2)
+    sample = LAYOUTS[layout](x)[:, 0]
+    assert_keeps_the_rule(em(2), sample, *mixture, scale=scales(sample))
+
+
 def test_em_drops_components_and_keeps_those_that_are_left():
     x, (weights, means, variances) = make_points(2, 60, 1, 5, 4)
     weights[0, 2] = 0

@@ -108,6 +108,20 @@ def test_with_and_without_parameters(affine_mode, activation, given):
     check(x, history, gamma, beta, "mixture", activation, affine_mode)
 
 
+@pytest.mark.parametrize("activation", [None, "relu"])
+@pytest.mark.parametrize(
+    "view", [lambda p: p.repeat_interleave(2)[::2], lambda p: p[:1].expand_as(p)], ids=["sliced", "expanded"]
+)
+def test_parameters_that_are_views(view, activation):
+    x, history = make_history(1, 3, 11, 5, 2, 3)
+    check(x, history, *(view(p) for p in parameters(5)), "ensemble", activation)
+
+
+def test_a_history_that_is_a_view():
+    x, history = make_history(2, 3, 11, 5, 2, 3)
+    check(x, [t.transpose(0, -1).contiguous().transpose(0, -1) for t in history], *parameters(5))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_and_dtypes(layout, dtype):

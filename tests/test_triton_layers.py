@@ -120,6 +120,7 @@ def test_inference(options, inference):
     [
         {"seeding": "warm"},
         {"seeding": "warm", "population": "channel"},
+        {"seeding": "warm", "shape": (1, 4, 10, 9), "sample_fraction": 1.0},
         {"track_running_stats": False},
         {"momentum": None, "history": 2},
         {"momentum": 1.0},

@@ -237,6 +237,20 @@ def test_two_layers_with_the_same_numbers_are_the_same_to_the_bit():
         torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("options", POPULATIONS, ids=population_id)
+def test_a_model_in_channels_last(options):
+    """``to(memory_format=...)`` reorders every buffer of four dimensions, of which the history of "channel" has two."""
+    results = []
+    for memory_format in (torch.channels_last, torch.contiguous_format):
+        layer = make_layer(**options).to(memory_format=memory_format)
+        found = []
+        for step in range(3):
+            torch.manual_seed(step)
+            found.append(layer(images(seed=step).contiguous(memory_format=memory_format)))
+        results.append([*found, *layer.buffers(), layer.eval()(images(seed=4))])
+    torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+
+
 def test_copies_and_moves_keep_the_history():
     layer = make_layer()
     layer(images())

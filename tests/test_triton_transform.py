@@ -134,6 +134,18 @@ def test_expanded_points(of_points):
 
 
 @pytest.mark.parametrize("affine_mode", AFFINE_MODES)
+@pytest.mark.parametrize(
+    "view", [lambda p: p.repeat_interleave(2)[::2], lambda p: p[:1].expand_as(p)], ids=["sliced", "expanded"]
+)
+def test_parameters_that_are_views(view, affine_mode):
+    x, _ = make_points(2, 3, 7, 8, 2)
+    gamma, beta = (view(p) for p in parameters(8))
+    assert gamma.stride() != (1,)
+    check(x, make_resp(2, 21, 2), gamma.abs(), beta, upstream_for(x), "relu", affine_mode)
+    check(x, make_resp(2, 21, 2), gamma, beta, upstream_for(x))
+
+
+@pytest.mark.parametrize("affine_mode", AFFINE_MODES)
 def test_a_component_without_points(affine_mode):
     x, _ = make_points(2, 3, 7, 8, 3)
     resp = make_resp(2, 21, 3)
