@@ -93,8 +93,6 @@ def em_step(
         resp, *found = library.em_step(points, *mixture, backend=backend)
     else:
         implementation = _implementation(points, backend, mixture[0].shape[1])
-        if hasattr(implementation, "push"):
-            return implementation.em_step(points, mixture, history)
         if implementation is not None:
             resp, found = implementation.em_step(points, mixture)
         else:
@@ -186,6 +184,7 @@ def inference(
     weight: Tensor | None,
     bias: Tensor | None,
     *,
+    mode: str,
     backend: str = "auto",
     **options: Any,
 ) -> Tensor:
@@ -195,12 +194,16 @@ def inference(
         if torch.compiler.is_compiling():
             from mixnorm.ops import library
 
-            return library.inference(points, *mixtures, weight, bias, backend=backend, **options)
+            return library.inference(points, *mixtures, weight, bias, mode=mode, backend=backend, **options)
         implementation = _implementation(points, backend, weights.shape[2], weights.shape[1])
-        if implementation is not None:
-            return implementation.inference(points, *mixtures, weight, bias, **options)
+        if hasattr(implementation, "push"):  # the kernels are for one of the modes
+            if mode == "ensemble":
+                return implementation.inference(points, *mixtures, weight, bias, **options)
+        elif implementation is not None:
+            return implementation.inference(points, *mixtures, weight, bias, mode=mode, **options)
     x = points.to(means.dtype)
-    y = reference.inference(_flat(x), *mixtures, _flat_like(weight, points), _flat_like(bias, points), **options)
+    parameters = (_flat_like(weight, points), _flat_like(bias, points))
+    y = reference.inference(_flat(x), *mixtures, *parameters, mode=mode, **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
 

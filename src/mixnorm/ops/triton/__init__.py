@@ -93,7 +93,7 @@ def inference(
     bias: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """The reference's ``inference``."""
+    """The reference's ``inference`` with mode "ensemble"."""
     return _Inference.apply(points, weights, means, variances, slot_weights, weight, bias, options)
 
 
@@ -151,7 +151,8 @@ class _Inference(torch.autograd.Function):
         with torch.enable_grad():
             inputs = tuple(t if t is None or again else t.detach().requires_grad_() for t in (points, weight, bias))
             x = inputs[0].float().flatten(1, 2)
-            y = reference.inference(x, weights, means, variances, slot_weights, *inputs[1:], **ctx.options)
+            mixtures = (weights, means, variances, slot_weights)
+            y = reference.inference(x, *mixtures, *inputs[1:], mode="ensemble", **ctx.options)
         wanted = ctx.needs_input_grad[:1] + ctx.needs_input_grad[5:7]
         found = gradients(y, inputs, wanted, grad, create_graph=again)
         return found[0], None, None, None, None, *_like(found[1:], (weight, bias)), None

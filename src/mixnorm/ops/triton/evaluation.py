@@ -1,4 +1,4 @@
-"""Evaluation under T mixtures of K components in one read and one write: ``reference.inference``.
+"""Evaluation under T mixtures of K components in one read and one write: ``reference.inference`` with "ensemble".
 
 T·K is some tens of components, too many to go through one by one: the squared distances, and without an activation the sum
 over the components too, are matrix products. Relative to an anchor (the mean of all mixtures) and with w = 1/σ²,
@@ -10,6 +10,10 @@ For fp32 and fp16 the products are of numbers split into parts, so that nothing 
 for bf16 that format is finer than the result. Components are laid out as (TP, KP), T and K rounded up to powers of two, so
 that the softmax over one mixture's components is over an axis. A tile is many points tall, because every tile reads all the
 rows of the components again.
+
+The squares are expanded, which costs a component that is d of its deviations away from the anchor d²·6e-8 of its
+log-density. Between the components of one mixture that decides nothing. With one posterior over the components of all T
+mixtures it would, because those of one mode compete: so the other two forms of inference are the reference's.
 """
 
 from __future__ import annotations
@@ -59,7 +63,6 @@ def inference(
     weight: Tensor | None,
     bias: Tensor | None,
     *,
-    mode: str,
     eps: float,
     activation: str | None,
     affine_mode: str,
@@ -67,8 +70,8 @@ def inference(
     """The transform under given mixtures: λ (B, T, K), μ and σ² (B, T, K, D), τ (B, T), γ and β (D,)."""
     y = torch.empty_like(points)
     tables_plan, plan = _plans(
-        tiles.describe(points), y.stride(), tuple(weights.shape[1:]), weight is not None, bias is not None, mode, eps,
-        activation, affine_mode,
+        tiles.describe(points), y.stride(), tuple(weights.shape[1:]), weight is not None, bias is not None, eps, activation,
+        affine_mode,
     )  # fmt: skip
     new: dict[str, Any] = {"dtype": torch.float32, "device": points.device}
     rows, numbers = torch.empty(tables_plan.info["rows"], **new), torch.empty(tables_plan.info["per_component"], **new)
@@ -81,7 +84,7 @@ def inference(
 @functools.lru_cache(maxsize=PLANS)
 def _plans(
     points: tiles.Described, y_strides: tuple[int, ...], history: tuple[int, int], has_weight: bool, has_bias: bool,
-    mode: str, eps: float, activation: str | None, affine_mode: str,
+    eps: float, activation: str | None, affine_mode: str,
 ) -> tuple[Plan, Plan]:  # fmt: skip
     batch, outer, inner, dim = points.shape
     slots, components = history
@@ -96,11 +99,10 @@ def _plans(
         "K": components,
         "TP": slots_pad,
         "KP": components_pad,
-        "PER_SLOT": mode == "ensemble",
     }
     tables_plan = Plan(
         _tables, (total, batch), (dim, eps, max(eps, reference.MIN_VARIANCE)),
-        {**options, "AS_PRINTED": mode == "paper", "BLOCK_D": 64, "ALL": power_of_two(slots * components)},
+        {**options, "BLOCK_D": 64, "ALL": power_of_two(slots * components)},
         rows=(batch, 4 * total + 1, dim), per_component=(batch, 2, total),
     )  # fmt: skip
     precision = "tf32" if points.dtype == torch.bfloat16 else "tf32x3"
@@ -140,8 +142,6 @@ def _tables(
     K: tl.constexpr,
     TP: tl.constexpr,
     KP: tl.constexpr,
-    PER_SLOT: tl.constexpr,
-    AS_PRINTED: tl.constexpr,
     BLOCK_D: tl.constexpr,
     ALL: tl.constexpr,
 ):
@@ -152,20 +152,23 @@ def _tables(
     source = (b * T + slot) * K + k
     weight = tl.load(weights_ptr + source, mask=exists, other=0.0)
     tau = tl.load(slot_weights_ptr + b * T + slot, mask=exists, other=0.0)
-    slot_ptr = weights_ptr + (b * T + slot) * K
-    constant, factor = _posterior_terms(slot_ptr, weight, tau, slot < T, K, KP, PER_SLOT, AS_PRINTED)
-    if PER_SLOT:  # no component where there is none; a mixture that is only padding gets any posterior, without a NaN
-        constant = tl.where((slot < T) & (k >= K), float("-inf"), constant)
+    i = tl.arange(0, KP)
+    filled = tl.sum(tl.load(weights_ptr + (b * T + slot) * K + i, mask=(slot < T) & (i < K), other=0.0), axis=0) > 0
+    # As reference.inference_factors. An empty slot, and one that is only padding, has no posterior; a uniform one, times
+    # τ = 0, keeps it out without a NaN. No component where there is none in a mixture.
+    constant = tl.log(tl.where(filled, weight, 1.0))
+    constant = tl.where((slot < T) & (k >= K), float("-inf"), constant)
+    factor = tau * inverse_sqrt(weight)
 
     # The anchor is the mean of all mixtures, which every program needs and the first one keeps.
-    i = tl.arange(0, ALL)
-    share = tl.load(weights_ptr + b * T * K + i, mask=i < T * K, other=0.0)
-    share *= tl.load(slot_weights_ptr + b * T + i // K, mask=i < T * K, other=0.0)
+    every = tl.arange(0, ALL)
+    share = tl.load(weights_ptr + b * T * K + every, mask=every < T * K, other=0.0)
+    share *= tl.load(slot_weights_ptr + b * T + every // K, mask=every < T * K, other=0.0)
     rows_ptr += b * (4 * N + 1) * dim
     for start in range(0, dim, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
-        pointers = means_ptr + (b * T * K + i)[:, None] * dim + d[None, :]
-        all_means = tl.load(pointers, mask=(i < T * K)[:, None] & (d < dim)[None, :], other=0.0)
+        pointers = means_ptr + (b * T * K + every)[:, None] * dim + d[None, :]
+        all_means = tl.load(pointers, mask=(every < T * K)[:, None] & (d < dim)[None, :], other=0.0)
         anchor = tl.sum(share[:, None] * all_means, axis=0)
         if n == 0:
             tl.store(rows_ptr + 4 * N * dim + d, anchor, mask=d < dim)
@@ -188,23 +191,6 @@ def _tables(
         tl.store(row + 3 * N * dim, tl.where(exists, centre, 0.0), mask=d < dim)
     tl.store(numbers_ptr + b * 2 * N + n, constant)
     tl.store(numbers_ptr + (b * 2 + 1) * N + n, factor)
-
-
-@triton.jit
-def _posterior_terms(
-    slot_ptr, weight, tau, exists, K: tl.constexpr, KP: tl.constexpr, PER_SLOT: tl.constexpr, AS_PRINTED: tl.constexpr
-):
-    """The log-weight of a component in the posterior and the factor behind it: ``reference.inference_factors``."""
-    if PER_SLOT:
-        k = tl.arange(0, KP)
-        filled = tl.sum(tl.load(slot_ptr + k, mask=exists & (k < K), other=0.0), axis=0) > 0
-        # An empty slot has no posterior; a uniform one, times τ = 0, keeps it out without a NaN.
-        log_weight = tl.log(tl.where(filled, weight, 1.0))
-        factor = tau * inverse_sqrt(weight)
-    else:
-        log_weight = tl.log(tau * weight)
-        factor = tl.where(tau > 0, inverse_sqrt(tau * weight if AS_PRINTED else weight), 0.0)
-    return log_weight, factor
 
 
 @triton.jit
@@ -233,7 +219,6 @@ def _inference(
     K: tl.constexpr,
     TP: tl.constexpr,
     KP: tl.constexpr,
-    PER_SLOT: tl.constexpr,
     PRECISION: tl.constexpr,
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -265,7 +250,7 @@ def _inference(
             linear = tl.load(row + N * dim, mask=(d < dim)[:, None], other=0.0)
             logs = tl.dot(centred * centred, quadratic, logs, input_precision=PRECISION)
             logs = tl.dot(centred, linear, logs, input_precision=PRECISION)
-        mixing = _posterior(logs + tl.load(numbers_ptr + n)[None, :], BLOCK_M, TP, KP, PER_SLOT)
+        mixing = _posterior(logs + tl.load(numbers_ptr + n)[None, :], BLOCK_M, TP, KP)
         for start in range(0, dim, BLOCK_D):
             d = start + tl.arange(0, BLOCK_D)
             beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
@@ -313,13 +298,8 @@ def _load_centred(x_ptr, anchor_ptr, rows, exists, d, dim, stride_d):
 
 
 @triton.jit
-def _posterior(logs, M: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr, PER_SLOT: tl.constexpr):
-    """The softmax of (M, TP·KP) over each mixture's components, or over all."""
-    if PER_SLOT:
-        logs = tl.reshape(logs, (M, TP, KP))
-        terms = tl.exp(logs - tl.max(logs, axis=2, keep_dims=True))
-        posterior = tl.reshape(terms / tl.sum(terms, axis=2, keep_dims=True), (M, TP * KP))
-    else:
-        terms = tl.exp(logs - tl.max(logs, axis=1, keep_dims=True))
-        posterior = terms / tl.sum(terms, axis=1, keep_dims=True)
-    return posterior
+def _posterior(logs, M: tl.constexpr, TP: tl.constexpr, KP: tl.constexpr):
+    """The softmax of (M, TP·KP) over each mixture's components."""
+    logs = tl.reshape(logs, (M, TP, KP))
+    terms = tl.exp(logs - tl.max(logs, axis=2, keep_dims=True))
+    return tl.reshape(terms / tl.sum(terms, axis=2, keep_dims=True), (M, TP * KP))

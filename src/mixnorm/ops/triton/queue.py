@@ -61,17 +61,17 @@ def _push(
         few, many = column < weights_count, column < means_count
         weights = tl.load(weights_ptr + column, mask=few, other=0.0)
         place = column // weights_row * slots * weights_row + column % weights_row
-        shift(weights_queue_ptr, weights, place, few, weights_row, slots, SLOTS_PAD)
+        _shift(weights_queue_ptr, weights, place, few, weights_row, slots, SLOTS_PAD)
         place = column // means_row * slots * means_row + column % means_row
-        shift(means_queue_ptr, tl.load(means_ptr + column, mask=many, other=0.0), place, many, means_row, slots, SLOTS_PAD)
+        _shift(means_queue_ptr, tl.load(means_ptr + column, mask=many, other=0.0), place, many, means_row, slots, SLOTS_PAD)
         variances = tl.load(variances_ptr + column, mask=many, other=0.0)
-        shift(variances_queue_ptr, variances, place, many, means_row, slots, SLOTS_PAD)
+        _shift(variances_queue_ptr, variances, place, many, means_row, slots, SLOTS_PAD)
         if tl.program_id(0) == 0:
             tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
 
 
 @triton.jit
-def shift(queue_ptr, newest, place, exists, row, slots, SLOTS_PAD: tl.constexpr):
+def _shift(queue_ptr, newest, place, exists, row, slots, SLOTS_PAD: tl.constexpr):
     """Moves columns of a queue (T, row), which begin at ``place``, up by one, and puts ``newest`` last."""
     slot = tl.arange(0, SLOTS_PAD)[:, None]
     pointers = queue_ptr + place[None, :] + slot * row
@@ -85,7 +85,7 @@ def shift(queue_ptr, newest, place, exists, row, slots, SLOTS_PAD: tl.constexpr)
 def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     """The history's λ (B, T, K) and τ (B, T): ``reference.slot_weights``."""
     used, tau = torch.empty_like(weights), torch.empty_like(weights[..., 0])
-    launch(_slot_weights_plan(weights.shape, decay), (weights.contiguous(),), (used, tau))
+    launch(_slot_weights_plan(weights.shape, float(decay)), (weights.contiguous(),), (used, tau))
     return used, tau
 
 

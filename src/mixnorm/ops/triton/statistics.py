@@ -14,27 +14,18 @@ from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
-from mixnorm.ops.triton.queue import push, shift
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
-History = tuple[Statistics, Tensor]
 M_STEP_COLUMNS = 16
 
 
-def em_step(points: Tensor, mixture: Statistics, history: History | None = None) -> tuple[Tensor, Statistics]:
-    """ν (B, m, K) under the mixture, and λ (B, K), μ and σ² (B, K, D) of the points under that ν.
-
-    The statistics go into the ``history`` as well, the queues and the count of :func:`mixnorm.ops.triton.queue.push`.
-    """
+def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
+    """ν (B, m, K) under the mixture, and λ (B, K), μ and σ² (B, K, D) of the points under that ν."""
     batch, outer, inner, _ = points.shape
     # Component by component, so that neighbouring points lie side by side.
     resp = torch.empty(batch, mixture[0].shape[1], outer * inner, dtype=torch.float32, device=points.device).mT
-    # One mixture is pushed where it is computed; of several, all must be known before any is.
-    statistics = _em_step_into(resp, points, mixture, given=False, history=history if batch == 1 else None)
-    if history is not None and batch > 1:
-        push(history[0], statistics, history[1])
-    return resp, statistics
+    return resp, _em_step_into(resp, points, mixture, given=False)
 
 
 def moments(points: Tensor, resp: Tensor) -> Statistics:
@@ -43,23 +34,19 @@ def moments(points: Tensor, resp: Tensor) -> Statistics:
     return _em_step_into(resp, points, (torch.ones_like(center[..., 0]), center, torch.ones_like(center)), given=True)
 
 
-def _em_step_into(
-    resp: Tensor, points: Tensor, mixture: Statistics, *, given: bool, history: History | None = None
-) -> Statistics:
-    queues, tracked = history or ((None, None, None), None)
-    slots = 0 if history is None else history[0][0].shape[1]
-    em_plan, m_plan = _plans(tiles.describe(points), mixture[0].shape[1], given, slots)
+def _em_step_into(resp: Tensor, points: Tensor, mixture: Statistics, *, given: bool) -> Statistics:
+    em_plan, m_plan = _plans(tiles.describe(points), mixture[0].shape[1], given)
     weights, means, variances = (t.contiguous() for t in mixture)
     new: Any = {"dtype": torch.float32, "device": points.device}
     counts, sums = torch.empty(em_plan.info["counts"], **new), torch.empty(em_plan.info["sums"], **new)
     result = (torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances))
     launch(em_plan, (points, weights, means, variances), (resp, counts, sums))
-    launch(m_plan, (means, variances, *queues, tracked), (counts, sums, *result))
+    launch(m_plan, (means, variances), (counts, sums, *result))
     return result
 
 
 @functools.lru_cache(maxsize=PLANS)
-def _plans(points: tiles.Described, components: int, given: bool, slots: int) -> tuple[Plan, Plan]:
+def _plans(points: tiles.Described, components: int, given: bool) -> tuple[Plan, Plan]:
     batch, outer, inner, dim = points.shape
     shape = tiles.tile(points, components, "statistics")
     way = tiles.walk(points, shape)
@@ -69,14 +56,8 @@ def _plans(points: tiles.Described, components: int, given: bool, slots: int) ->
         {"K": components, "GIVEN": given, "PATH": way.path, "ALIGN": way.align, **shape._asdict()},
         counts=(batch, count, components), sums=(batch, count, 2, components, dim),
     )  # fmt: skip
-    constants = {
-        "K": components,
-        "PUSH": slots > 0,
-        "SLOTS_PAD": power_of_two(slots),
-        "COLUMNS": M_STEP_COLUMNS,
-        "PROGRAMS": min(256, power_of_two(count)),
-    }
-    numbers = (slots, outer * inner, dim, count, reference.MIN_VARIANCE)
+    constants = {"K": components, "COLUMNS": M_STEP_COLUMNS, "PROGRAMS": min(256, power_of_two(count))}
+    numbers = (outer * inner, dim, count, reference.MIN_VARIANCE)
     return em_plan, Plan(_m_step, (cdiv(dim, M_STEP_COLUMNS), components, batch), numbers, constants)
 
 
@@ -148,23 +129,16 @@ def _em_step(
 def _m_step(
     means_ptr,  # (B, K, D): of the mixture that ν belongs to
     variances_ptr,  # (B, K, D)
-    weights_queue_ptr,  # (T, K), changed if PUSH
-    means_queue_ptr,  # (T, K, D), changed if PUSH
-    variances_queue_ptr,  # (T, K, D), changed if PUSH
-    tracked_ptr,  # one number, changed if PUSH
     counts_ptr,  # (B, G, K)
     sums_ptr,  # (B, G, 2, K, D)
     new_weights_ptr,  # (B, K), written
     new_means_ptr,  # (B, K, D), written
     new_variances_ptr,  # (B, K, D), written
-    slots,
     m,
     dim,
     programs,
     floor,
     K: tl.constexpr,
-    PUSH: tl.constexpr,
-    SLOTS_PAD: tl.constexpr,
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
@@ -195,14 +169,3 @@ def _m_step(
     tl.store(new_variances_ptr + row, variance, mask=d < dim)
     if tl.program_id(0) == 0:
         tl.store(new_weights_ptr + b * K + k, total / m)
-    if PUSH:
-        # A point that is not finite has no posterior, and shows in the weight of every component: all programs decide alike.
-        number = total + tl.sum(tl.where(d < dim, mean + variance, 0.0), axis=0)
-        if number - number == 0:
-            shift(means_queue_ptr, mean, k * dim + d, d < dim, K * dim, slots, SLOTS_PAD)
-            shift(variances_queue_ptr, variance, k * dim + d, d < dim, K * dim, slots, SLOTS_PAD)
-            if tl.program_id(0) == 0:
-                one = k + tl.arange(0, 1)
-                shift(weights_queue_ptr, tl.full((1,), 0.0, tl.float32) + total / m, one, one >= 0, K, slots, SLOTS_PAD)
-                if k == 0:
-                    tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
