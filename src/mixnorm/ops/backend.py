@@ -218,7 +218,8 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: st
         library.push(*queues, *newest, tracked, backend=backend)
         return
     implementation = _implementation(newest[0].unsqueeze(0).unsqueeze(-1), backend)
-    if hasattr(implementation, "push"):
+    # model.to(memory_format=...) reorders the queues of population="channel", which have four dimensions.
+    if hasattr(implementation, "push") and all(queue.is_contiguous() for queue in queues):
         implementation.push(queues, newest, tracked)
         return
     finite = (newest[0].sum() + newest[1].sum() + newest[2].sum()).isfinite()

@@ -48,7 +48,7 @@ def mix(
     points: Tensor, resp: Tensor, statistics: Statistics, weight: Tensor | None, bias: Tensor | None, **options: Any
 ) -> Tensor:
     """The transform without a gradient; ``statistics`` are those of the points under ``resp``."""
-    return transform.mix(points, _planar(resp), _contiguous(statistics), weight, bias, **options)
+    return transform.mix(points, _planar(resp), _contiguous(statistics), _dense(weight), _dense(bias), **options)
 
 
 def mix_backward(
@@ -62,7 +62,7 @@ def mix_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the points, γ (D,) and β (D,)."""
     found, grad_weight, grad_bias = transform.mix_backward(
-        grad, points, _planar(resp), _contiguous(statistics), weight, bias, **options
+        grad, points, _planar(resp), _contiguous(statistics), _dense(weight), _dense(bias), **options
     )
     if grad_weight.shape[0] == 1:
         return found, grad_weight[0], grad_bias[0]
@@ -80,7 +80,7 @@ def normalize(
     """The reference's ``normalize``."""
     resp = _planar(resp)
     statistics = statistics or _statistics.moments(points.detach(), resp)
-    return _Mix.apply(points, resp, *_contiguous(statistics), weight, bias, options)
+    return _Mix.apply(points, resp, *_contiguous(statistics), _dense(weight), _dense(bias), options)
 
 
 def inference(
@@ -94,7 +94,7 @@ def inference(
     **options: Any,
 ) -> Tensor:
     """The reference's ``inference`` with mode "ensemble"."""
-    return _Inference.apply(points, weights, means, variances, slot_weights, weight, bias, options)
+    return _Inference.apply(points, weights, means, variances, slot_weights, _dense(weight), _dense(bias), options)
 
 
 class _Mix(torch.autograd.Function):
@@ -161,6 +161,11 @@ class _Inference(torch.autograd.Function):
 def _planar(resp: Tensor) -> Tensor:
     """ν (B, m, K) in memory as (B, K, m) in fp32."""
     return resp.float().mT.contiguous().mT
+
+
+def _dense(parameter: Tensor | None) -> Tensor | None:
+    """γ or β as the kernels read it: one number after the other."""
+    return None if parameter is None else parameter.contiguous()
 
 
 def _contiguous(statistics: Statistics) -> Statistics:
