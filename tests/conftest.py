@@ -1,6 +1,7 @@
 """Where there is no GPU, the Triton kernels run under Triton's interpreter, which must be chosen before it is imported."""
 
 import os
+import zlib
 
 import pytest
 import torch
@@ -13,6 +14,21 @@ def pytest_configure(config):
     # The interpreter is numpy, which warns where a GPU gives an infinity or a NaN: log 0 of a component that is not in use.
     for category in ("RuntimeWarning", "DeprecationWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::{category}:triton.runtime.interpreter")
+
+
+def pytest_collection_modifyitems(items):
+    """Under the interpreter a case takes up to seconds: a fixed share of each test's cases, and all on a GPU or when asked."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or os.environ.get("MIXNORM_ALL_CASES") == "1":
+        return
+    skip = pytest.mark.skip(reason="one case in ten runs under Triton's interpreter; MIXNORM_ALL_CASES=1 runs all")
+    first_of = set()
+    for item in items:
+        if not item.path.name.startswith("test_triton") or not hasattr(item, "callspec"):
+            continue
+        test = (item.path, item.originalname)
+        if test in first_of and zlib.crc32(item.nodeid.encode()) % 10:
+            item.add_marker(skip)
+        first_of.add(test)
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def em(
     min_weight: float,
 ) -> Statistics:
     """EM steps on a sample (B, m, D) from a given mixture."""
-    start = (weights.contiguous(), means.contiguous(), variances.contiguous())
+    sample, start = sample.contiguous(), (weights.contiguous(), means.contiguous(), variances.contiguous())
     return _launch(
         sample.unsqueeze(2), sample, None, start, weights.shape[1], 0, iterations,
         min_variance=min_variance, min_weight=min_weight,
