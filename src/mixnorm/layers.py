@@ -311,7 +311,9 @@ class MixtureNorm2d(_MixtureNorm):
             training, with fixed random numbers.
         num_groups: for ``population="group"``.
         process_group: for statistics over several processes.
-        backend: "auto", "reference" or "triton".
+        backend: "auto" (Triton on a GPU, compiled loops on a CPU, else plain PyTorch), "reference" or "triton". On a GPU the
+            fit adds up in any order, so that two runs differ in their last digits; under
+            ``torch.use_deterministic_algorithms(True)`` they agree to the bit.
 
     Shape:
         The output has the shape, memory format and dtype of the input. Statistics are in fp32 at least.
