@@ -17,7 +17,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Under the interpreter a case takes up to seconds: a fixed share of each test's cases, and all on a GPU or when asked."""
+    """Under the interpreter a case takes up to seconds: a fixed share of the cases there, all on a GPU or when asked."""
     if os.environ.get("TRITON_INTERPRET") != "1" or os.environ.get("MIXNORM_ALL_CASES") == "1":
         return
     skip = pytest.mark.skip(reason="one case in ten runs under Triton's interpreter; MIXNORM_ALL_CASES=1 runs all")

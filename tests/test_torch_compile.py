@@ -155,13 +155,6 @@ def test_training_for_pooled_inference(population):
     torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), equal_nan=True)
 
 
-def test_pooled_inference():
-    plain, other = pair(inference="pooled")
-    for layer in (plain, other):
-        step(layer, layer, 0)
-    assert_close(step(compiled(other), other, 1, training=False), step(plain, plain, 1, training=False))
-
-
 @pytest.mark.parametrize(
     ("kind", "shape"), [(MixtureNorm1d, (40, 4)), (MixtureNorm1d, (8, 4, 9)), (MixtureNorm3d, (3, 4, 3, 4, 2))]
 )
@@ -323,15 +316,11 @@ CALLS = {
     ),
     "inference": lambda: (
         library._inference,
-        (rand(*POINTS).requires_grad_(), *history(), parameter(8), parameter(9), "ensemble", *OPTIONS),
+        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), "ensemble", *OPTIONS),
     ),
     "inference without parameters": lambda: (
         library._inference,
-        (rand(*POINTS).requires_grad_(), *history(), None, None, "mixture", *OPTIONS),
-    ),
-    "inference_backward": lambda: (
-        library.inference_backward,
-        (rand(*POINTS, seed=10), rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), "paper", *OPTIONS),
+        (rand(*POINTS), *history(), None, None, "mixture", *OPTIONS),
     ),
     "push": lambda: (library._push, (*history()[:3], *mixture(), torch.tensor(3), "auto")),
 }

@@ -178,6 +178,8 @@ def _draws(count: int, points: Tensor, generator: torch.Generator | None, fixed:
     dtype = ops.compute_dtype(points.dtype)
     if fixed:  # multiples of the golden ratio: as even as numbers in [0, 1) can be
         return torch.arange(1, count + 1, dtype=torch.float64, device=points.device).mul(0.5 * 5**0.5 - 0.5).frac().to(dtype)
+    if generator is None:  # with one, even None, torch.compile takes no count that may change
+        return torch.rand(count, dtype=dtype, device=points.device)
     return torch.rand(count, dtype=dtype, device=points.device, generator=generator)
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixnorm.ops import reference, reference_fit
-from mixnorm.ops.differentiable import gradients
 
 BACKENDS = ("auto", "reference", "triton")
 Statistics = tuple[Tensor, Tensor, Tensor]  # λ (B, K), μ (B, K, D), σ² (B, K, D)
@@ -115,12 +113,13 @@ def normalize(
 ) -> Tensor:
     """The transform of a batch. ``statistics`` are those of the points under ``resp``, where they are known already."""
     if _is_per_feature(weight, points) and _is_per_feature(bias, points):
-        if torch.compiler.is_compiling() and statistics is not None:
-            from mixnorm.ops import library
-
-            return library.normalize(points, resp, *statistics, weight, bias, backend=backend, **options)
         implementation = _implementation(points, backend, resp.shape[2])
-        if implementation is not None:
+        if torch.compiler.is_compiling():
+            if implementation is not None and statistics is not None:
+                from mixnorm.ops import library
+
+                return library.normalize(points, resp, *statistics, weight, bias, backend=backend, **options)
+        elif implementation is not None:
             return implementation.normalize(points, resp, weight, bias, statistics, **options)
     x = points.to(resp.dtype)
     y = reference.normalize(_flat(x), resp, _flat_like(weight, points), _flat_like(bias, points), **options)
@@ -147,34 +146,6 @@ def transform_batch(
     return normalize(points, resp, weight, bias, statistics=statistics, backend=backend, **options), statistics
 
 
-def normalize_backward(
-    grad: Tensor,
-    points: Tensor,
-    resp: Tensor,
-    statistics: Statistics,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *,
-    backend: str = "auto",
-    **options: Any,
-) -> Sequence[Tensor | None]:
-    """The gradients of the points, γ and β (D,) for the upstream gradient ``grad`` of :func:`normalize`."""
-    implementation = _implementation(points, backend, resp.shape[2])
-    if implementation is not None:
-        return implementation.mix_backward(grad, points, resp, statistics, weight, bias, **options)
-    return gradients_of(lambda x, w, b: normalize(x, resp, w, b, backend="reference", **options), grad, points, weight, bias)
-
-
-def gradients_of(
-    transform: Callable[..., Tensor], grad: Tensor, points: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> list[Tensor | None]:
-    """The gradients of a transform of (points, γ, β)."""
-    inputs = [None if t is None else t.detach().requires_grad_() for t in (points, weight, bias)]
-    with torch.enable_grad():
-        y = transform(*inputs)
-    return gradients(y, inputs, [True] * 3, grad, create_graph=False)
-
-
 def inference(
     points: Tensor,
     weights: Tensor,
@@ -192,9 +163,12 @@ def inference(
     mixtures = (weights, means, variances, slot_weights)
     if _is_per_feature(weight, points) and _is_per_feature(bias, points):
         if torch.compiler.is_compiling():
-            from mixnorm.ops import library
+            wanted = any(t is not None and t.requires_grad for t in (points, weight, bias))
+            if not (wanted and torch.is_grad_enabled()):  # the compiler differentiates the reference itself
+                from mixnorm.ops import library
 
-            return library.inference(points, *mixtures, weight, bias, mode=mode, backend=backend, **options)
+                return library.inference(points, *mixtures, weight, bias, mode=mode, backend=backend, **options)
+            backend = "reference"
         implementation = _implementation(points, backend, weights.shape[2], weights.shape[1])
         if hasattr(implementation, "push"):  # the kernels are for one of the modes
             if mode == "ensemble":
@@ -268,6 +242,11 @@ def _has(package: str) -> bool:
 
 def _is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:
     return parameter is None or parameter.shape == points.shape[-1:]
+
+
+def mix_backward(points: Tensor, components: int, backend: str) -> Any:
+    """The function that computes the gradients of :func:`normalize`, where the implementation for these points has one."""
+    return _implementation(points, backend, components).mix_backward
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

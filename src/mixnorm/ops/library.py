@@ -138,8 +138,9 @@ def normalize_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     statistics = (weights, means, variances)
-    options: dict[str, Any] = {"eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
-    found = ops.normalize_backward(grad, points, resp, statistics, weight, bias, **options)
+    options: dict[str, Any] = {"eps": eps, "activation": activation, "affine_mode": affine_mode}
+    mix_backward = ops.mix_backward(points, resp.shape[2], backend)
+    found = mix_backward(grad, points, resp, statistics, weight, bias, **options)
     return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
 
 
@@ -190,50 +191,6 @@ def _(points: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(points)
 
 
-@custom_op("mixnorm::inference_backward", mutates_args=())
-def inference_backward(
-    grad: Tensor,
-    points: Tensor,
-    weights: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    slot_weights: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mode: str,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    options: dict[str, Any] = {
-        "mode": mode,
-        "eps": eps,
-        "activation": activation,
-        "affine_mode": affine_mode,
-        "backend": backend,
-    }
-    mixtures = (weights, means, variances, slot_weights)
-    found = ops.gradients_of(lambda x, w, b: ops.inference(x, *mixtures, w, b, **options), grad, points, weight, bias)
-    return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
-
-
-@inference_backward.register_fake
-def _(
-    grad: Tensor,
-    points: Tensor,
-    weights: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    slot_weights: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *_: Any,
-    **__: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(points), *_parameters(points, (weight, bias), (weight, bias))
-
-
 @custom_op("mixnorm::push", mutates_args=("weights_queue", "means_queue", "variances_queue", "tracked"))
 def _push(
     weights_queue: Tensor,
@@ -282,14 +239,7 @@ def _normalize_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return points, None, None, None, None, *_or_none((weight, bias), saved[5:7]), None, None, None, None
 
 
-def _inference_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    saved = ctx.saved_tensors
-    points, weight, bias = inference_backward(grad, *saved, *ctx.options)
-    return points, None, None, None, None, *_or_none((weight, bias), saved[5:7]), None, None, None, None, None
-
-
 register_autograd("mixnorm::normalize", _normalize_gradient, setup_context=_save(7))
-register_autograd("mixnorm::inference", _inference_gradient, setup_context=_save(7))
 
 
 def _as(points: Tensor, value: Tensor | None) -> Tensor:
@@ -301,8 +251,9 @@ def _as(points: Tensor, value: Tensor | None) -> Tensor:
 
 def _parameters(points: Tensor, found: Any, parameters: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor, Tensor]:
     """The gradients of γ and β in the parameters' dtype; an operator returns tensors, so an empty one for none."""
+    # Copies: they may be two parts of one tensor, and an operator's results may not.
     gamma, beta = (
-        points.new_empty(0) if p is None else torch.empty_like(p) if g is p else g.to(p.dtype)
+        points.new_empty(0) if p is None else torch.empty_like(p) if g is p else g.to(p.dtype, copy=True)
         for g, p in zip(found, parameters, strict=True)
     )
     return gamma, beta

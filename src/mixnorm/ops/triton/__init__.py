@@ -7,10 +7,10 @@ imports this package. With ``TRITON_INTERPRET=1`` in the environment the kernels
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from mixnorm.ops import reference
@@ -28,19 +28,29 @@ __all__ = [
 Statistics = tuple[Tensor, Tensor, Tensor]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MAX_COMPONENTS = 16
+MAX_MIXTURES = 65535
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, looks when a kernel is defined
 
 
 def obstacle(points: Tensor, components: int, slots: int = 1) -> str | None:
     """Why the kernels cannot take these points, or ``None``."""
-    interpreted = triton.knobs.runtime.interpret if hasattr(triton, "knobs") else False
-    if points.device.type != "cuda" and not interpreted:
+    batch, outer, inner, dim = points.shape if points.dim() == 4 else (1, 1, 1, points.shape[-1])
+    if points.device.type != "cuda" and not INTERPRETED:
         return f"the input is on {points.device.type!r}, not on a GPU"
     if points.dtype not in DTYPES:
         return f"the input has dtype {points.dtype}, not float32, float16 or bfloat16"
-    if points.shape[-1] > tiles.MAX_DIM:
-        return f"the points have {points.shape[-1]} dimensions, more than {tiles.MAX_DIM}"
-    if components > MAX_COMPONENTS or math.prod(evaluation.padded(slots, components)) > evaluation.MAX_COMPONENTS:
+    if dim > tiles.MAX_DIM:
+        return f"the points have {dim} dimensions, more than {tiles.MAX_DIM}"
+    if components > MAX_COMPONENTS:
+        return f"{components} components are more than {MAX_COMPONENTS}"
+    if math.prod(evaluation.padded(slots, components)) > evaluation.MAX_COMPONENTS:
         return f"a history of {slots} × {components} components is more than the kernels hold"
+    if batch > MAX_MIXTURES:
+        return f"{batch} mixtures are more than {MAX_MIXTURES}, which a grid holds"
+    if outer * inner * components >= 2**31:
+        return f"{outer * inner} points with {components} components are more than 32 bits count"
     return None
 
 

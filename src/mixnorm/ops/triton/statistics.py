@@ -40,7 +40,7 @@ def _em_step_into(resp: Tensor, points: Tensor, mixture: Statistics, *, given: b
     new: Any = {"dtype": torch.float32, "device": points.device}
     counts, sums = torch.empty(em_plan.info["counts"], **new), torch.empty(em_plan.info["sums"], **new)
     result = (torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances))
-    launch(em_plan, (points, weights, means, variances), (resp, counts, sums))
+    launch(em_plan, (points, weights, means, variances, resp), (counts, sums))
     launch(m_plan, (means, variances), (counts, sums, *result))
     return result
 
