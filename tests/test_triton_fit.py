@@ -180,7 +180,13 @@ def test_em_drops_components_and_keeps_those_that_are_left():
     assert_keeps_the_rule(em(2, min_weight=0.2), sample, weights, means, variances, scale=scales(sample))
 
 
-@pytest.mark.parametrize("offset", [1e2])
+@pytest.mark.parametrize(
+    "offset",
+    [
+        1e2,
+        pytest.param(1e4, marks=pytest.mark.xfail(strict=True, reason="the sums of ν·t and ν·t² cancel at 10⁴ deviations")),
+    ],
+)
 def test_em_from_a_start_far_from_the_points(offset):
     """One step from means near the origin: the variances are not those of the rounding, which is d²·6e-8 at d deviations."""
     x, (weights, means, variances) = make_points(1, 200, 1, 4, 2)
