@@ -36,7 +36,8 @@ def poisoned(monkeypatch):
     """Memory that was never written is NaN (or far out of range, for integers), so that it cannot pass for a result."""
 
     def fill(tensor):
-        return tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
+        with torch.no_grad():
+            return tensor.fill_(torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
 
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         allocate = getattr(owner, name)

@@ -6,7 +6,6 @@ so that every memory layout can be looked at without a copy.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from mixnorm.ops import reference, reference_fit
 
 BACKENDS = ("auto", "reference", "triton")
+HAS_TRITON, HAS_NUMBA = (importlib.util.find_spec(name) is not None for name in ("triton", "numba"))
 Statistics = tuple[Tensor, Tensor, Tensor]  # λ (B, K), μ (B, K, D), σ² (B, K, D)
 
 
@@ -23,7 +23,7 @@ def check(backend: str) -> None:
     """Raises unless the backend exists and can run here."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown: choose one of {', '.join(map(repr, BACKENDS))}")
-    if backend == "triton" and not _has("triton"):
+    if backend == "triton" and not HAS_TRITON:
         raise RuntimeError("backend='triton' needs the package triton: install it, or use 'auto'")
 
 
@@ -221,23 +221,18 @@ def _implementation(points: Tensor, backend: str, components: int = 1, slots: in
     check(backend)
     if backend == "reference" or torch._C._are_functorch_transforms_active():
         return None
-    if backend == "triton" or (points.device.type == "cuda" and _has("triton")):
+    if backend == "triton" or (points.device.type == "cuda" and HAS_TRITON):
         from mixnorm.ops import triton
 
         obstacle = triton.obstacle(points, components, slots)
         if backend == "triton" and obstacle:
             raise RuntimeError(f"backend='triton' cannot run: {obstacle}; use 'auto'")
         return None if obstacle else triton
-    if points.device.type == "cpu" and _has("numba"):
+    if points.device.type == "cpu" and HAS_NUMBA:
         from mixnorm.ops import compiled
 
         return compiled
     return None
-
-
-@functools.cache
-def _has(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:

@@ -29,7 +29,7 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import ACTIVATIONS, activate, inverse_sqrt, line, load_parameter
-from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
 
 MAX_COMPONENTS = 256
 MIN_COMPONENTS = 16  # the least that a matrix product takes
@@ -43,9 +43,11 @@ class Tuning(NamedTuple):
     num_warps: int
     num_stages: int
     per_processor: int
+    kept: int  # channels that a tile may have to stay in registers
 
 
-TUNING = {"tf32": Tuning(128, 32, 8, 1, 2), "tf32x3": Tuning(64, 32, 4, 1, 2)}
+TUNING = {"tf32": Tuning(128, 32, 8, 1, 2, 256), "tf32x3": Tuning(64, 32, 4, 1, 2, 0)}
+NARROW = 64  # channels; such tiles keep only half as many warps busy
 
 
 def padded(slots: int, components: int) -> tuple[int, int]:
@@ -109,12 +111,14 @@ def _plans(
     tuning = TUNING[precision]
     block_m = tuning.block_m if total <= 64 else 32
     block_d = min(tuning.block_d, max(16, power_of_two(dim)))
-    shape = tiles.Tile(block_m, 1, 1, block_d, points.by_rows, 1, tuning.num_warps)
+    num_warps = 4 if dim <= NARROW else tuning.num_warps
+    shape = tiles.Tile(block_m, 1, 1, block_d, points.by_rows, 1, num_warps)
     x, y = tiles.walk(points, shape), tiles.walk(points._replace(strides=y_strides), shape)
     programs = min(cdiv(outer * inner, block_m), cdiv(tuning.per_processor * tiles.processors(points.device), batch))
     constants = {
         **options, "PRECISION": precision, "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path, "Y_ALIGN": y.align,
-        "BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": tuning.num_warps, "num_stages": tuning.num_stages,
+        "BLOCK_M": block_m, "BLOCK_D": block_d, "CHUNKS": cdiv(dim, block_d) if dim <= tuning.kept else 0,
+        "num_warps": num_warps, "num_stages": tuning.num_stages,
     }  # fmt: skip
     numbers = (outer * inner, inner, dim // x.align, *x[:4], *y[:4])
     return tables_plan, Plan(_inference, (programs, batch), numbers, constants)
@@ -145,6 +149,7 @@ def _tables(
     BLOCK_D: tl.constexpr,
     ALL: tl.constexpr,
 ):
+    begin()
     N: tl.constexpr = TP * KP
     n, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot, k = n // KP, n % KP
@@ -226,7 +231,9 @@ def _inference(
     Y_ALIGN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
+    begin()
     N: tl.constexpr = TP * KP
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
@@ -242,44 +249,80 @@ def _inference(
         x_rows = _offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, BLOCK_M)
         y_rows = _offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, BLOCK_M)
         logs = tl.zeros((BLOCK_M, N), tl.float32)
-        for start in range(0, dim, BLOCK_D):
-            d = start + tl.arange(0, BLOCK_D)
-            centred = _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
-            row = rows_ptr + n[None, :] * dim + d[:, None]
-            quadratic = tl.load(row, mask=(d < dim)[:, None], other=0.0)
-            linear = tl.load(row + N * dim, mask=(d < dim)[:, None], other=0.0)
-            logs = tl.dot(centred * centred, quadratic, logs, input_precision=PRECISION)
-            logs = tl.dot(centred, linear, logs, input_precision=PRECISION)
+        kept = ()
+        if CHUNKS > 0:  # the tile stays in registers for its second use, and all of it is on its way at once
+            for c in tl.static_range(CHUNKS):
+                kept = kept + (_load(x_ptr, x_rows, exists, c * BLOCK_D + tl.arange(0, BLOCK_D), dim, x_d),)
+            for c in tl.static_range(CHUNKS):
+                d = c * BLOCK_D + tl.arange(0, BLOCK_D)
+                logs = _add_logs(logs, kept[c], anchor_ptr, rows_ptr, n, d, dim, N, PRECISION)
+        else:
+            for start in range(0, dim, BLOCK_D):
+                d = start + tl.arange(0, BLOCK_D)
+                x = _load(x_ptr, x_rows, exists, d, dim, x_d)
+                logs = _add_logs(logs, x, anchor_ptr, rows_ptr, n, d, dim, N, PRECISION)
         mixing = _posterior(logs + tl.load(numbers_ptr + n)[None, :], BLOCK_M, TP, KP)
-        for start in range(0, dim, BLOCK_D):
-            d = start + tl.arange(0, BLOCK_D)
-            beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-            if ACTIVATION == 0:
-                row = rows_ptr + (2 * N + n)[:, None] * dim + d[None, :]
-                slopes = tl.load(row, mask=(d < dim)[None, :], other=0.0)
-                offsets = tl.load(row + N * dim, mask=(d < dim)[None, :], other=0.0)
-                y = tl.dot(mixing, slopes, input_precision=PRECISION)
-                y *= _load_centred(x_ptr, anchor_ptr, x_rows, exists, d, dim, x_d)
-                y = tl.dot(mixing, offsets, y, input_precision=PRECISION)
+        if CHUNKS > 0:
+            for c in tl.static_range(CHUNKS):
+                d = c * BLOCK_D + tl.arange(0, BLOCK_D)
+                y = _sum(
+                    mixing, kept[c], anchor_ptr, rows_ptr, numbers_ptr, beta_ptr, n, d, dim,
+                    HAS_BIAS, ACTIVATION, IN_STATISTICS, T, K, KP, N, PRECISION, BLOCK_M, BLOCK_D,
+                )  # fmt: skip
+                _store(y_ptr, y, y_rows, exists, d, dim, y_d)
+        else:
+            for start in range(0, dim, BLOCK_D):
+                d = start + tl.arange(0, BLOCK_D)
+                x = _load(x_ptr, x_rows, exists, d, dim, x_d)
+                y = _sum(
+                    mixing, x, anchor_ptr, rows_ptr, numbers_ptr, beta_ptr, n, d, dim,
+                    HAS_BIAS, ACTIVATION, IN_STATISTICS, T, K, KP, N, PRECISION, BLOCK_M, BLOCK_D,
+                )  # fmt: skip
+                _store(y_ptr, y, y_rows, exists, d, dim, y_d)
+
+
+@triton.jit
+def _add_logs(logs, x, anchor_ptr, rows_ptr, n, d, dim, N: tl.constexpr, PRECISION: tl.constexpr):
+    """Adds what the channels ``d`` of x (BLOCK_M, BLOCK_D) contribute to the log-densities (BLOCK_M, N)."""
+    centred = x.to(tl.float32) - tl.load(anchor_ptr + d, mask=d < dim, other=0.0)[None, :]
+    row = rows_ptr + n[None, :] * dim + d[:, None]
+    quadratic = tl.load(row, mask=(d < dim)[:, None], other=0.0)
+    linear = tl.load(row + N * dim, mask=(d < dim)[:, None], other=0.0)
+    logs = tl.dot(centred * centred, quadratic, logs, input_precision=PRECISION)
+    return tl.dot(centred, linear, logs, input_precision=PRECISION)
+
+
+@triton.jit
+def _sum(
+    mixing, x, anchor_ptr, rows_ptr, numbers_ptr, beta_ptr, n, d, dim, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr, T: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, N: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The result for the channels ``d``, (BLOCK_M, BLOCK_D): the sum over all components, weighted by the posterior."""
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    if ACTIVATION == 0:
+        row = rows_ptr + (2 * N + n)[:, None] * dim + d[None, :]
+        slopes = tl.load(row, mask=(d < dim)[None, :], other=0.0)
+        offsets = tl.load(row + N * dim, mask=(d < dim)[None, :], other=0.0)
+        y = tl.dot(mixing, slopes, input_precision=PRECISION)
+        y *= x.to(tl.float32) - tl.load(anchor_ptr + d, mask=d < dim, other=0.0)[None, :]
+        y = tl.dot(mixing, offsets, y, input_precision=PRECISION)
+        if not IN_STATISTICS:
+            y += beta[None, :]
+    else:
+        y = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for slot in range(T):
+            for k in range(K):
+                place = slot * KP + k
+                line_ptr = rows_ptr + (2 * N + place) * dim + d
+                z = x.to(tl.float32) - tl.load(line_ptr + N * dim, mask=d < dim, other=0.0)[None, :]
+                z *= tl.load(line_ptr, mask=d < dim, other=0.0)[None, :]
                 if not IN_STATISTICS:
-                    y += beta[None, :]
-            else:
-                pointers = x_ptr + x_rows[:, None] + (d * x_d)[None, :]
-                x = tl.load(pointers, mask=exists[:, None] & (d < dim)[None, :], other=0.0).to(tl.float32)
-                y = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-                for slot in range(T):
-                    for k in range(K):
-                        place = slot * KP + k
-                        line_ptr = rows_ptr + (2 * N + place) * dim + d
-                        z = x - tl.load(line_ptr + N * dim, mask=d < dim, other=0.0)[None, :]
-                        z *= tl.load(line_ptr, mask=d < dim, other=0.0)[None, :]
-                        if not IN_STATISTICS:
-                            z += beta[None, :]
-                        share = tl.sum(tl.where((n == place)[None, :], mixing, 0.0), axis=1)
-                        share *= tl.load(numbers_ptr + N + place)
-                        y += share[:, None] * activate(z, ACTIVATION)
-            pointers = y_ptr + y_rows[:, None] + (d * y_d)[None, :]
-            tl.store(pointers, y.to(y_ptr.dtype.element_ty), mask=exists[:, None] & (d < dim)[None, :])
+                    z += beta[None, :]
+                share = tl.sum(tl.where((n == place)[None, :], mixing, 0.0), axis=1)
+                share *= tl.load(numbers_ptr + N + place)
+                y += share[:, None] * activate(z, ACTIVATION)
+    return y
 
 
 @triton.jit
@@ -289,12 +332,16 @@ def _offsets(tile, points, inner, stride_o, stride_i, PATH: tl.constexpr, ALIGN:
 
 
 @triton.jit
-def _load_centred(x_ptr, anchor_ptr, rows, exists, d, dim, stride_d):
-    """x - anchor, (BLOCK_M, BLOCK_D); 0 where there is nothing."""
-    anchor = tl.load(anchor_ptr + d, mask=d < dim, other=0.0)
+def _load(ptr, rows, exists, d, dim, stride_d):
+    """(BLOCK_M, BLOCK_D) as it lies in memory; 0 where there is nothing."""
     mask = exists[:, None] & (d < dim)[None, :]
-    x = tl.load(x_ptr + rows[:, None] + (d * stride_d)[None, :], mask=mask, other=0.0).to(tl.float32)
-    return tl.where(mask, x - anchor[None, :], 0.0)
+    return tl.load(ptr + rows[:, None] + (d * stride_d)[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(ptr, value, rows, exists, d, dim, stride_d):
+    mask = exists[:, None] & (d < dim)[None, :]
+    tl.store(ptr + rows[:, None] + (d * stride_d)[None, :], value.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

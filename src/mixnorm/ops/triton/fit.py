@@ -31,7 +31,7 @@ from torch import Tensor
 from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
@@ -315,6 +315,7 @@ def _fit(
     BY_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    begin()
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     d = channels(S, V)
     numbers = K * (1 + 2 * dim)

@@ -13,7 +13,7 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
@@ -89,6 +89,7 @@ def _em_step(
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
+    begin()
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
@@ -142,6 +143,7 @@ def _m_step(
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
+    begin()
     k, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     counts_ptr += b * programs * K + k

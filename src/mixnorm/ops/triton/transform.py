@@ -19,7 +19,7 @@ from mixnorm.ops.triton.components import (
     line,
     load_parameter,
 )
-from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import (
     channels,
     load_tile,
@@ -207,6 +207,7 @@ def _mix(
     Y_PATH: tl.constexpr,
     Y_ALIGN: tl.constexpr,
 ):
+    begin()
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
@@ -275,6 +276,7 @@ def _gradient_sums(
     G_PATH: tl.constexpr,
     G_ALIGN: tl.constexpr,
 ):
+    begin()
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
@@ -336,6 +338,7 @@ def _gradient_lines(
     PROGRAMS: tl.constexpr,
 ):
     """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
+    begin()
     b = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums_ptr += b * programs * 2 * K * dim
@@ -433,6 +436,7 @@ def _gradient(
     Y_ALIGN: tl.constexpr,
 ):
     """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
+    begin()
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
