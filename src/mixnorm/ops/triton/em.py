@@ -1,6 +1,6 @@
 """The E-step on a tile, and what both kernels that need it keep: the sums of the M-step.
 
-A component is two rows of numbers (S, V), 1/σ and (μ - anchor)/σ, and log λ - ½ Σ_d log σ². With t = (x - anchor)/σ -
+A component is two rows of numbers, 1/σ and (μ - anchor)/σ, and log λ - ½ Σ_d log σ². With t = (x - anchor)/σ -
 (μ - anchor)/σ, the E-step is a softmax over -½ Σ_d t², and the sums of ν, ν·t and ν·t² give the M-step relative to the old
 component: μ + σ·E[t] and σ²·Var[t], without cancellation.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mixnorm.ops.triton.tiles import over_channels, over_rows, tall, wide
+from mixnorm.ops.triton.tiles import over_channels, over_row, over_rows, tall, wide
 
 
 @triton.jit
 def load_components(weights_ptr, means_ptr, variances_ptr, d, dim, K: tl.constexpr):
-    """λ, and μ and σ² (S, V), of K components; ``d`` (S, V) are the channels."""
+    """λ, and μ and σ² in the shape of ``d``, the channels, of K components."""
     weights, means, variances = (), (), ()
     for k in tl.static_range(K):
         weights = weights + (tl.load(weights_ptr + k),)
@@ -26,7 +26,7 @@ def load_components(weights_ptr, means_ptr, variances_ptr, d, dim, K: tl.constex
 
 @triton.jit
 def tables(weights, means, variances, d, dim, floor, K: tl.constexpr):
-    """The anchor (S, V), and for each component 1/σ, (μ - anchor)/σ and log λ - ½ Σ log σ²."""
+    """The anchor, and for each component 1/σ, (μ - anchor)/σ and log λ - ½ Σ log σ²."""
     anchor = weights[0] * means[0]
     for k in tl.static_range(1, K):
         anchor += weights[k] * means[k]
@@ -34,7 +34,7 @@ def tables(weights, means, variances, d, dim, floor, K: tl.constexpr):
     for k in tl.static_range(K):
         variance = tl.maximum(variances[k], floor)
         one_over = tl.where(d < dim, 1.0 / tl.sqrt(variance), 0.0)
-        log_volume = tl.sum(tl.sum(tl.log(variance), axis=0), axis=0)
+        log_volume = over_row(tl.log(variance))
         inverse = inverse + (one_over,)
         shift = shift + ((means[k] - anchor) * one_over,)
         constant = constant + (tl.log(weights[k]) - 0.5 * log_volume,)

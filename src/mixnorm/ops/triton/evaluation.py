@@ -29,7 +29,7 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import ACTIVATIONS, activate, inverse_sqrt, line, load_parameter
-from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
 MAX_COMPONENTS = 256
 MIN_COMPONENTS = 16  # the least that a matrix product takes
@@ -149,7 +149,6 @@ def _tables(
     BLOCK_D: tl.constexpr,
     ALL: tl.constexpr,
 ):
-    begin()
     N: tl.constexpr = TP * KP
     n, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot, k = n // KP, n % KP
@@ -233,7 +232,6 @@ def _inference(
     BLOCK_D: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    begin()
     N: tl.constexpr = TP * KP
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN

@@ -31,8 +31,8 @@ from torch import Tensor
 from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
-from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_channels, over_width, row_offsets, wide
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
+from mixnorm.ops.triton.tiles import channels, channels_of_rows, load_tile, no_sums, over_channels, over_width, row_offsets
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at once
@@ -187,17 +187,32 @@ _ARRIVE = tl.constexpr(
 )
 
 
+# One thread looks for all: more of them would only be in the way of those that still arrive.
+_POLL = tl.constexpr(
+    """{
+    .reg .pred other, early;
+    .reg .u32 thread;
+    .reg .s32 seen;
+    mov.u32 thread, %tid.x;
+    setp.ne.u32 other, thread, 0;
+    @other bra DONE;
+    AGAIN:
+    ld.acquire.gpu.global.s32 seen, [$1];
+    setp.lt.s32 early, seen, $2;
+    @early bra AGAIN;
+    DONE:
+    mov.u32 $0, 0;
+    }"""
+)
+
+
 @triton.jit
 def _wait(barrier_ptr, arrivals, ALONE: tl.constexpr):
     """Waits until ``arrivals`` programs have come here in all; what they wrote before can then be read."""
     tl.debug_barrier()
     if not ALONE:
         tl.inline_asm_elementwise(_ARRIVE, "=r,l", [barrier_ptr], tl.int32, is_pure=False, pack=1)
-        seen = 0
-        while seen < arrivals:
-            seen = tl.inline_asm_elementwise(
-                "ld.acquire.gpu.global.s32 $0, [$1];", "=r,l", [barrier_ptr], tl.int32, is_pure=False, pack=1
-            )
+        tl.inline_asm_elementwise(_POLL, "=r,l,r", [barrier_ptr, arrivals], tl.int32, is_pure=False, pack=1)
         tl.debug_barrier()
 
 
@@ -315,9 +330,8 @@ def _fit(
     BY_ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    begin()
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    d = channels(S, V)
+    d = channels_of_rows(W, S, V, BY_ROWS)
     numbers = K * (1 + 2 * dim)
     sample_ptr += b * size * dim
     totals_ptr += b * numbers
@@ -341,9 +355,9 @@ def _fit(
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
                 source = _source(points, draws_ptr, seed, size, stretch, rest, COUNTED)
                 x = load_tile(x_ptr, row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R), exists, d, dim, x_d)
-                pointers = sample_ptr + points.to(tl.int64)[:, :, None, None] * dim + wide(d)
-                tl.store(pointers, x, mask=exists[:, :, None, None] & wide(d < dim))
-                difference = x - wide(center)
+                pointers = sample_ptr + points.to(tl.int64)[:, :, None, None] * dim + d
+                tl.store(pointers, x, mask=exists[:, :, None, None] & (d < dim))
+                difference = x - center
                 squares = tl.where(exists, over_channels(difference * difference), 0.0)
                 tl.store(remaining_ptr + points, squares, mask=exists)
                 total += tl.sum(squares, axis=1)
@@ -374,7 +388,7 @@ def _fit(
                     closest = tl.load(remaining_ptr + old * size + points, mask=exists, other=0.0)
                     new_total = ()
                     for j in tl.static_range(CANDIDATES):
-                        difference = x - wide(candidate[j])
+                        difference = x - candidate[j]
                         squares = tl.where(exists, tl.minimum(closest, over_channels(difference * difference)), 0.0)
                         tl.store(remaining_ptr + (now + j) * size + points, squares, mask=exists)
                         new_total = new_total + (total[j] + tl.sum(squares, axis=1),)
@@ -395,7 +409,7 @@ def _fit(
             row = _pick(seeds, k, K_PAD).to(tl.int64) * dim
             weights = weights + (tl.full((), 1.0 / K, tl.float32),)
             means = means + (tl.load(sample_ptr + row + d, mask=d < dim, other=0.0),)
-            variances = variances + (tl.full((S, V), 1.0, tl.float32),)
+            variances = variances + (tl.full(d.shape, 1.0, tl.float32),)
     else:
         start = b * K
         weights, means, variances = load_components(
@@ -413,7 +427,7 @@ def _fit(
         for block in range(program, blocks, programs):
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - wide(anchor)
+                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - anchor
                 scaled, squares = scaled_distances(centred, inverse, shift, K)
                 if step < hard_steps:
                     resp = nearest(squares, exists, K)
@@ -421,26 +435,24 @@ def _fit(
                     resp = posteriors(squares, constant, exists, K)
                 count, sum1, sum2 = add_sums(count, sum1, sum2, resp, scaled, K, BY_ROWS)
         step_ptr = totals_ptr + step * tl.num_programs(1) * numbers
+        column = channels(S, V)
         for k in tl.static_range(K):
-            of_count, of_sum1, of_sum2 = (
-                tl.sum(count[k], axis=0),
-                over_width(sum1[k], BY_ROWS),
-                over_width(sum2[k], BY_ROWS),
-            )
-            place = K + k * dim + d
+            of_count = tl.sum(count[k], axis=0)
+            of_sum1, of_sum2 = over_width(sum1[k], BY_ROWS), over_width(sum2[k], BY_ROWS)
+            place = K + k * dim + column
             if IN_ORDER:
                 own_ptr = partial_ptr + (b * programs + program) * numbers
                 tl.store(own_ptr + k, of_count)
-                tl.store(own_ptr + place, of_sum1, mask=d < dim)
-                tl.store(own_ptr + place + K * dim, of_sum2, mask=d < dim)
+                tl.store(own_ptr + place, of_sum1, mask=column < dim)
+                tl.store(own_ptr + place + K * dim, of_sum2, mask=column < dim)
             elif ALONE:
                 tl.store(step_ptr + k, of_count)
-                tl.store(step_ptr + place, of_sum1, mask=d < dim)
-                tl.store(step_ptr + place + K * dim, of_sum2, mask=d < dim)
+                tl.store(step_ptr + place, of_sum1, mask=column < dim)
+                tl.store(step_ptr + place + K * dim, of_sum2, mask=column < dim)
             else:
                 tl.atomic_add(step_ptr + k, of_count, sem="relaxed")
-                tl.atomic_add(step_ptr + place, of_sum1, mask=d < dim, sem="relaxed")
-                tl.atomic_add(step_ptr + place + K * dim, of_sum2, mask=d < dim, sem="relaxed")
+                tl.atomic_add(step_ptr + place, of_sum1, mask=column < dim, sem="relaxed")
+                tl.atomic_add(step_ptr + place + K * dim, of_sum2, mask=column < dim, sem="relaxed")
         _wait(barrier_ptr, arrivals, ALONE)
         arrivals += programs
         if IN_ORDER:

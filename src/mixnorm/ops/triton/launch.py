@@ -2,9 +2,6 @@
 
 Triton finds out from the arguments of every call which compiled kernel they need. Here that is a lookup too: it depends on
 the plan and on the dtypes and alignment of the tensors that come from outside.
-
-Where the GPU can, a kernel is set up while the one before it still runs, and waits for that one in :func:`begin`, which
-every kernel calls before it touches memory. Between small kernels that saves most of the gap.
 """
 
 from __future__ import annotations
@@ -12,30 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PLANS = 1024  # kept of each kind
-
-
-def _can_overlap() -> bool:
-    """Whether every GPU here is of a generation (Hopper or later) that sets up a kernel during the one before it."""
-    devices = range(torch.cuda.device_count() if torch.version.hip is None else 0)
-    return bool(devices) and all(torch.cuda.get_device_capability(i) >= (9, 0) for i in devices)
-
-
-OVERLAP = _can_overlap()
-_OVERLAP = tl.constexpr(OVERLAP)
-
-
-@triton.jit
-def begin():
-    """The first statement of every kernel: waits for the kernel before it, and lets the next one be set up."""
-    if _OVERLAP:
-        gdc_wait()
-        gdc_launch_dependents()
 
 
 class Plan:
@@ -45,8 +21,6 @@ class Plan:
         self, kernel: Any, grid: tuple[int, ...], numbers: tuple[int | float, ...], constants: dict[str, Any], **info: Any
     ) -> None:
         self.kernel, self.grid, self.numbers, self.constants = kernel, grid, numbers, constants
-        if OVERLAP and not constants.get("launch_cooperative_grid"):
-            self.constants = {**constants, "launch_pdl": True}
         self.info = info  # what the caller wants to know again
         self.compiled: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 COLUMNS = 128
@@ -48,7 +48,6 @@ def _push(
     SLOTS_PAD: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    begin()
     # Every program looks at all the numbers, so that all decide alike.
     bad = tl.zeros((COLUMNS,), tl.int32)
     for start in range(0, means_count, COLUMNS):
@@ -114,7 +113,6 @@ def _slot_weights(
     T_PAD: tl.constexpr,
     K_PAD: tl.constexpr,
 ):
-    begin()
     b = tl.program_id(0).to(tl.int64)
     t, k = tl.arange(0, T_PAD)[:, None], tl.arange(0, K_PAD)[None, :]
     mask = (t < T) & (k < K)

@@ -13,11 +13,11 @@ from torch import Tensor
 from mixnorm.ops import reference
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
-from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
 Statistics = tuple[Tensor, Tensor, Tensor]
-M_STEP_COLUMNS = 16
+M_STEP_COLUMNS = 8
 
 
 def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
@@ -56,7 +56,7 @@ def _plans(points: tiles.Described, components: int, given: bool) -> tuple[Plan,
         {"K": components, "GIVEN": given, "PATH": way.path, "ALIGN": way.align, **shape._asdict()},
         counts=(batch, count, components), sums=(batch, count, 2, components, dim),
     )  # fmt: skip
-    constants = {"K": components, "COLUMNS": M_STEP_COLUMNS, "PROGRAMS": min(256, power_of_two(count))}
+    constants = {"K": components, "COLUMNS": M_STEP_COLUMNS, "PROGRAMS": min(512, power_of_two(count))}
     numbers = (outer * inner, dim, count, reference.MIN_VARIANCE)
     return em_plan, Plan(_m_step, (cdiv(dim, M_STEP_COLUMNS), components, batch), numbers, constants)
 
@@ -89,7 +89,6 @@ def _em_step(
     PATH: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    begin()
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
@@ -143,7 +142,6 @@ def _m_step(
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    begin()
     k, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     counts_ptr += b * programs * K + k

@@ -119,7 +119,7 @@ def tile(points: Described, components: int, purpose: str) -> Tile:
         return Tile(width, 1, 1, block_d, False, 1, 8 if width * block_d >= 4096 else 4)
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
-    most = _power_of_two_below(tuning.most // components)
+    most = power_of_two_below(tuning.most // components)
     widest = tuning.vector_bytes // points.dtype.itemsize
     vector = min(most, widest)
     elements = max(vector, min(most, tuning.elements))
@@ -129,13 +129,13 @@ def tile(points: Described, components: int, purpose: str) -> Tile:
     while num_warps < 16 and length > num_warps * THREADS_PER_WARP * vector:
         num_warps *= 2
     width = max(1, num_warps * THREADS_PER_WARP * vector // length)
-    rows = min(tuning.rows, _power_of_two_below(tuning.elements_at_once // (components * elements)))
+    rows = min(tuning.rows, power_of_two_below(tuning.elements_at_once // (components * elements)))
     if vector < widest:  # the compiler makes its vectors as wide as a thread's share of the tile allows
         rows = 1
     return Tile(width, rows, segments, length, True, tuning.stages, num_warps)
 
 
-def _power_of_two_below(number: int) -> int:
+def power_of_two_below(number: int) -> int:
     return 1 << (max(1, number).bit_length() - 1)
 
 
@@ -191,16 +191,26 @@ def channels(S: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
+def channels_of_rows(W: tl.constexpr, S: tl.constexpr, V: tl.constexpr, BY_ROWS: tl.constexpr):
+    """The channels of a tile as (W, 1, S, V) where it goes by rows: each warp then reads what belongs to them for itself, as
+    it reads its rows, and nothing is exchanged. For a kernel that reads such numbers again and again."""
+    d = channels(S, V)[None, None, :, :]
+    if BY_ROWS:
+        d = tl.broadcast_to(d, (W, 1, S, V))
+    return d
+
+
+@triton.jit
 def load_tile(ptr, offsets, exists, d, dim, stride_d):
     """(W, R, S, V) in fp32; 0 where there is nothing."""
-    pointers = ptr + offsets[:, :, None, None] + (d * stride_d)[None, None, :, :]
-    return tl.load(pointers, mask=exists[:, :, None, None] & (d < dim)[None, None, :, :], other=0.0).to(tl.float32)
+    pointers = ptr + tall(offsets) + wide(d * stride_d)
+    return tl.load(pointers, mask=tall(exists) & wide(d < dim), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def store_tile(ptr, value, offsets, exists, d, dim, stride_d):
-    pointers = ptr + offsets[:, :, None, None] + (d * stride_d)[None, None, :, :]
-    tl.store(pointers, value.to(ptr.dtype.element_ty), mask=exists[:, :, None, None] & (d < dim)[None, None, :, :])
+    pointers = ptr + tall(offsets) + wide(d * stride_d)
+    tl.store(pointers, value.to(ptr.dtype.element_ty), mask=tall(exists) & wide(d < dim))
 
 
 @triton.jit
@@ -237,8 +247,20 @@ def over_width(total, BY_ROWS: tl.constexpr):
 
 @triton.jit
 def wide(row):
-    """(S, V) as it goes with a tile."""
-    return row[None, None, :, :]
+    """(S, V) as it goes with a tile; (W, 1, S, V) does so already."""
+    if len(row.shape) == 2:
+        return row[None, None, :, :]
+    else:
+        return row
+
+
+@triton.jit
+def over_row(row):
+    """The sum over all channels: of (S, V) one number, of (W, 1, S, V) one for each row."""
+    if len(row.shape) == 2:
+        return tl.sum(tl.sum(row, axis=0), axis=0)
+    else:
+        return over_channels(row)
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from mixnorm.ops.triton.components import (
     line,
     load_parameter,
 )
-from mixnorm.ops.triton.launch import PLANS, Plan, begin, cdiv, launch, power_of_two
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import (
     channels,
     load_tile,
@@ -34,7 +34,8 @@ from mixnorm.ops.triton.tiles import (
 )
 
 Statistics = tuple[Tensor, Tensor, Tensor]
-LINES_COLUMNS = 8
+LINES_COLUMNS = 4
+LINES_ELEMENTS = 96 * 128  # that a program holds at once
 
 
 def mix(
@@ -122,7 +123,8 @@ def _gradient_plans(
         sums=(batch, count, 2, components, dim),
     )  # fmt: skip
 
-    constants = {**common, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(128, power_of_two(count))}
+    most = tiles.power_of_two_below(LINES_ELEMENTS // (2 * components * LINES_COLUMNS))
+    constants = {**common, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(most, power_of_two(count))}
     lines_plan = Plan(_gradient_lines, (cdiv(dim, LINES_COLUMNS), batch), (m, dim, count, eps), constants)
 
     shape = tiles.tile(points, components, "gradient")
@@ -207,7 +209,6 @@ def _mix(
     Y_PATH: tl.constexpr,
     Y_ALIGN: tl.constexpr,
 ):
-    begin()
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
@@ -276,7 +277,6 @@ def _gradient_sums(
     G_PATH: tl.constexpr,
     G_ALIGN: tl.constexpr,
 ):
-    begin()
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
@@ -338,7 +338,6 @@ def _gradient_lines(
     PROGRAMS: tl.constexpr,
 ):
     """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
-    begin()
     b = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums_ptr += b * programs * 2 * K * dim
@@ -436,7 +435,6 @@ def _gradient(
     Y_ALIGN: tl.constexpr,
 ):
     """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
-    begin()
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
