@@ -1,8 +1,8 @@
 """What was measured: one ``record.jsonl`` for each run, written line by line so that a run killed at any time is readable.
 
 Lines are JSON objects of four kinds. ``run`` opens a record with the configuration and environment, ``epoch`` follows each
-epoch, ``resume`` says after which epoch an interrupted run goes on, ``end`` says why it stopped. Errors are fractions; epochs
-count from 1; steps, training seconds and seconds, from the start of the run. What is not finite is null.
+epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped. Errors are
+fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null.
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ class Writer:
 
     def epoch(self, values: Mapping[str, Any]) -> None:
         """Values of all ``FIGURES``, and of those ``OPTIONAL`` ones there are."""
+        unknown = sorted(values.keys() - {*FIGURES, *OPTIONAL})
+        if unknown:
+            raise ValueError(f"an epoch has no {unknown[0]}: a record holds {', '.join((*FIGURES, *OPTIONAL))}")
         self.write("epoch", **{name: values[name] for name in FIGURES}, **{name: values.get(name) for name in OPTIONAL})
 
     def resume(self, epoch: int, environment: Mapping[str, Any]) -> None:
