@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,10 @@ def _checked(path: Path, remedy: str) -> dict[str, Any]:
     content, trailer = memoryview(file)[:-TRAILER], file[-TRAILER:]
     if trailer != MARK + hashlib.sha256(content).hexdigest().encode() + b"\n":
         raise CheckpointError(f"{path} is damaged (its checksum does not fit its content): {remedy}")
-    state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} holds more than tensors and plain values, and is not loaded: {remedy}") from error
     if state.get("version") != VERSION:
         raise CheckpointError(f"{path} was written by another version of mixnorm: use that one, or {remedy}")
     return state

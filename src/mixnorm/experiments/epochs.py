@@ -15,7 +15,7 @@ from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.progress import Progress
 from mixnorm.experiments.schedule import build_optimizer, set_rate
 from mixnorm.experiments.source import Source, seed_everything
-from mixnorm.experiments.step import TrainingStep, evaluate
+from mixnorm.experiments.step import TrainingStep, autocast, evaluate
 from mixnorm.experiments.watch import IMAGES, NotFinite, find_origin
 
 GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
@@ -57,8 +57,8 @@ class Training:
             "steps": self.steps,
             "train_seconds": self.train_seconds,
             "seconds": self.seconds,
-            "model": copy.deepcopy(self.model.state_dict()),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()["state"]),
+            "model": _copy(self.model.state_dict()),
+            "optimizer": _copy(self.optimizer.state_dict()["state"]),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ class Training:
         test = evaluate(model, self.source.test_batches(batch), device=self.device, bf16=self.bf16)
         if not self.config.recalibrate:
             return test.tolist(), [None, None]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with autocast(self.device, self.bf16):
             recalibrate(model, self.source.train_batches(self.config.recalibrate, seed=self.config.seed + self.epoch))
         fresh = evaluate(model, self.source.test_batches(batch), device=self.device, bf16=self.bf16)
         return test.tolist(), fresh.tolist()
@@ -138,6 +138,15 @@ class Training:
         if origin is not None and origin[1] == IMAGES:
             return f"{what}, {where}: remove what is infinite or not a number from the data"
         return f"{what}, {where}: use a learning rate smaller than {rate:g}"
+
+
+def _copy(value: Any) -> Any:
+    """A copy of nested dictionaries of tensors: ``copy.deepcopy`` takes as long as a training step."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return copy.deepcopy(value)
 
 
 def components_in_use(model: nn.Module) -> dict[str, float]:

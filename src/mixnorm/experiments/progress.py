@@ -105,6 +105,7 @@ class _Run:
         self.accuracy = ""
         self.ended = False
         self.next_update = self.started = time.monotonic()
+        self.timed_from: tuple[int, float] | None = None  # the first update, after what is compiled in the first step
         if display.bars:
             self.bar = display.bars.add_task(name, total=None, start=False, **NOTHING | {"epoch": "waiting"})
 
@@ -128,6 +129,8 @@ class _Run:
         if now >= self.next_update:
             self.next_update = now + UPDATE_SECONDS
             self.done = self.done_epochs * self.steps + done
+            if self.timed_from is None:
+                self.timed_from = self.done, now
             self._show()
 
     def epoch(self, row: Mapping[str, Any]) -> None:
@@ -166,9 +169,10 @@ class _Run:
             self.display.line(f"{self.name}: " + ", ".join(part for part in parts if part))
 
     def _speed(self) -> tuple[str, str]:
-        """Steps a second and the time that is left, evaluations counted in; nothing before the first step."""
-        seconds, done = time.monotonic() - self.started, self.done - self.done_before
-        if not done or not seconds:
+        """Steps a second and the time that is left, evaluations counted in; nothing before there is something to time."""
+        done, since = self.timed_from or (0, 0.0)
+        seconds, done = time.monotonic() - since, self.done - done
+        if self.timed_from is None or not done or not seconds:
             return "", ""
         return f"{done / seconds:.3g} steps/s", _duration((self.epochs * self.steps - self.done) * seconds / done)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +39,7 @@ class TrainingStep:
         self.optimizer = optimizer
         self.source = source
         self.device = device
-        self.bf16 = bf16
+        self.autocast = autocast(device, bf16)
         self.curve = torch.zeros(source.steps_per_epoch, 2, device=device)
         self.number = torch.zeros((), dtype=torch.long, device=device)
         self.seconds = 0.0
@@ -99,7 +101,7 @@ class TrainingStep:
     def update(self) -> None:
         """The step itself."""
         images, labels = self.source.batch(self.number)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        with self.autocast:
             logits = self.model(images)
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
@@ -113,13 +115,17 @@ class TrainingStep:
             self.number += 1
 
 
+def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, device: torch.device, bf16: bool) -> Tensor:
     """The mean loss and the share of errors over all images, (2,), on the device."""
     total = torch.zeros(2, device=device)
     count = 0
     for images, labels in batches:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with autocast(device, bf16):
             logits = model(images)
         logits = logits.float()
         wrong = (logits.argmax(1) != labels).sum()
