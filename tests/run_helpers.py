@@ -1,6 +1,7 @@
 """Small training runs on real digits, for the tests of the trainer. As a script: a run that another process can kill."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from torch import nn
 import mixnorm
 from mixnorm import data
 from mixnorm.data.resident import Resident
+from mixnorm.experiments import records
 from mixnorm.experiments.config import Mixture, Optimizer, RunConfig, Schedule
+from mixnorm.experiments.progress import Silent
 from mixnorm.experiments.train import train
 
 # The first 256 digits: a step takes about a millisecond.
@@ -46,6 +49,39 @@ def run(config, folder, *, model=None, source=None, device="cpu", **options):
     model = build(config, config.seed) if model is None else model
     source = Resident(DIGITS, config.batch_size, device=device, augment=True, pad=1) if source is None else source
     return train(config, folder, model=model, source=source, device=device, **options), model
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def figures(record):
+    """What a run measured, without the time that it took."""
+    return [{name: value for name, value in row.items() if "seconds" not in name} for row in record.epochs]
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / records.NAME).read_text().splitlines()]
+
+
+class Interrupt(Silent):
+    """Raises at a step, or after an epoch, counted over the whole run."""
+
+    def __init__(self, step=None, epoch=None):
+        self.steps, self.at_step, self.at_epoch = 0, step, epoch
+
+    def step(self, done):
+        self.steps += 1
+        if self.steps == self.at_step:
+            raise KeyboardInterrupt
+
+    def epoch(self, row):
+        if row["epoch"] == self.at_epoch:
+            raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -10,7 +10,11 @@ from mixnorm.experiments.checkpoint import NAME, PREVIOUS, CheckpointError
 
 
 def state(epoch):
-    return {"epoch": epoch, "model": {"weight": torch.full((500,), float(epoch))}, "optimizer": {0: {"step": torch.ones(())}}}
+    return {
+        "epoch": epoch,
+        "model": {"weight": torch.full((500,), float(epoch))},
+        "optimizer": {0: {"step": torch.ones(())}},
+    }
 
 
 @pytest.fixture

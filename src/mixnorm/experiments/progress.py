@@ -10,7 +10,9 @@ from typing import IO, Any, Protocol
 UPDATE_SECONDS = 0.2  # between two updates of a bar: everything around a training step must cost next to nothing
 REFRESHES_PER_SECOND = 2.0
 LINE_SECONDS = 5.0
-NOTHING = {"epoch": "", "accuracy": "", "speed": "", "left": ""}  # the columns beside a bar
+BAR_WIDTH = 14
+COLUMNS = {"epoch": 7, "accuracy": 6, "speed": 12, "left": 7}  # beside a bar, with their width; the name takes what is left
+NOTHING = dict.fromkeys(COLUMNS, "")
 
 
 class Progress(Protocol):
@@ -26,7 +28,7 @@ class Progress(Protocol):
         """An epoch is done; its row of the record."""
 
     def end(self, reason: str) -> None:
-        """ "finished", "interrupted", "not finite" or "failed"."""
+        """Why: "finished", "interrupted", "not finite" or "failed"; the last perhaps without a start."""
 
 
 class Silent:
@@ -107,7 +109,7 @@ class _Run:
         self.next_update = self.started = time.monotonic()
         self.timed_from: tuple[int, float] | None = None  # the first update, after what is compiled in the first step
         if display.bars:
-            self.bar = display.bars.add_task(name, total=None, start=False, **NOTHING | {"epoch": "waiting"})
+            self.bar = display.bars.add_task(name, total=1, start=False, **NOTHING | {"epoch": "waiting"})
 
     def share(self, part: str) -> float:
         """Which share of the run is done, or was when it started."""
@@ -143,7 +145,7 @@ class _Run:
         self.ended = True
         text = _duration(time.monotonic() - self.started)
         if self.display.bars:
-            self.display.bars.update(self.bar, left=text if reason == "finished" else reason)
+            self.display.bars.update(self.bar, speed=reason, left=text)
             self.display.bars.stop_task(self.bar)
             self.display.show_total()
         else:
@@ -158,10 +160,7 @@ class _Run:
                 self.bar,
                 completed=self.done,
                 total=self.epochs * self.steps,
-                epoch=epoch,
-                accuracy=self.accuracy,
-                speed=speed,
-                left=left,
+                **{"epoch": epoch, "accuracy": self.accuracy, "speed": speed, "left": left},
             )
             self.display.show_total()
         elif time.monotonic() >= self.display.next_line:
@@ -173,7 +172,7 @@ class _Run:
         done, since = self.timed_from or (0, 0.0)
         seconds, done = time.monotonic() - since, self.done - done
         if self.timed_from is None or not done or not seconds:
-            return "", ""
+            return "preparing", ""
         return f"{done / seconds:.3g} steps/s", _duration((self.epochs * self.steps - self.done) * seconds / done)
 
 
@@ -193,6 +192,10 @@ def _make_bars(file: IO[str]) -> Any:
         from rich.table import Column
     except ModuleNotFoundError:
         return None
-    columns = [TextColumn("{task.description}", table_column=Column(ratio=3, no_wrap=True)), BarColumn(None)]
-    columns += [TextColumn(f"{{task.fields[{name}]}}", justify="right") for name in NOTHING]
-    return Progress(*columns, console=Console(file=file), refresh_per_second=REFRESHES_PER_SECOND, expand=True)
+    name = Column(no_wrap=True, overflow="ellipsis")
+    columns: list[Any] = [TextColumn("{task.description}", table_column=name), BarColumn(BAR_WIDTH)]
+    columns += [
+        TextColumn(f"{{task.fields[{name}]}}", table_column=Column(min_width=width, justify="right", no_wrap=True))
+        for name, width in COLUMNS.items()
+    ]
+    return Progress(*columns, console=Console(file=file), refresh_per_second=REFRESHES_PER_SECOND)

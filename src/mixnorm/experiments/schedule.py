@@ -23,11 +23,29 @@ def build_optimizer(
         "lr": torch.tensor(settings.lr, device=device) if on_gpu else settings.lr,
         "weight_decay": settings.weight_decay,
     }
+    optimizer: torch.optim.Optimizer
     if settings.name == "rmsprop":
-        return torch.optim.RMSprop(wanted, alpha=settings.smoothing, eps=RMSPROP_EPS, capturable=on_gpu, **common)
-    if settings.name == "nesterov":
-        return torch.optim.SGD(wanted, momentum=settings.momentum, nesterov=settings.momentum > 0, fused=on_gpu, **common)
-    return torch.optim.Adam(wanted, capturable=on_gpu, fused=on_gpu, **common)
+        optimizer = torch.optim.RMSprop(wanted, alpha=settings.smoothing, eps=RMSPROP_EPS, capturable=on_gpu, **common)
+    elif settings.name == "nesterov":
+        momentum = settings.momentum
+        optimizer = torch.optim.SGD(wanted, momentum=momentum, nesterov=momentum > 0, fused=on_gpu, **common)
+    else:
+        optimizer = torch.optim.Adam(wanted, capturable=on_gpu, fused=on_gpu, **common)
+    if on_gpu:
+        optimizer.register_step_pre_hook(align_gradients)
+    return optimizer
+
+
+def align_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Gives every gradient the strides of its parameter.
+
+    Autograd does so too, but for dimensions of one. Where those differ, as they may in channels_last, a fused step is an
+    error, and others go through the parameters one by one.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -60,13 +60,13 @@ def train(
     progress = Silent() if progress is None else progress
     with locked(folder):
         record = _existing(config, folder, resume)
-        progress.start(config.name, config.epochs, source.steps_per_epoch, 0 if record is None else len(record.epochs))
         reason = "failed"
         try:
             if record is not None and record.finished:
+                progress.start(config.name, config.epochs, source.steps_per_epoch, done=config.epochs)
                 progress.epoch(record.epochs[-1])
             else:
-                with _fast_convolutions(device), _stopped_by_sigterm():
+                with _on(device), _stopped_by_sigterm():
                     training = Training(config, model, source, device)
                     _run(training, folder, record, progress, checkpoint_seconds)
             reason = "finished"
@@ -109,17 +109,19 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
     if state is None:
         # The initial weights; before the record's first line, so that no older checkpoint is taken for the record's.
         saved_epoch, saved_at = save(training.state())
+        checkpoint.forget_previous(folder)
     else:
         _restore(training, state, folder)
         saved_epoch, saved_at = training.epoch, time.monotonic()
+    progress.start(config.name, config.epochs, training.source.steps_per_epoch, done=training.epoch)
     with ExitStack() as stack:
         writer = stack.enter_context(records.Writer(folder / records.NAME))
         if record is None:
             writer.run(config, records.environment(training.device))
         else:
             writer.resume(training.epoch, records.environment(training.device))
-        events = stack.enter_context(Events(folder, training.epoch))
         try:
+            events = stack.enter_context(Events(folder, training.epoch))
             while training.epoch < config.epochs:
                 row = training.run_epoch(progress)
                 writer.epoch(row)  # before the checkpoint: what comes after it is measured again
@@ -161,12 +163,16 @@ def _restore(training: Training, state: dict[str, Any], folder: Path) -> None:
 
 
 @contextmanager
-def _fast_convolutions(device: torch.device) -> Iterator[None]:
-    """Lets cuDNN time its algorithms for the shapes at hand, which do not change here."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    try:
+def _on(device: torch.device) -> Iterator[None]:
+    """Makes a GPU the current one, and lets cuDNN time its algorithms for the shapes at hand, which do not change here."""
+    if device.type != "cuda":
         yield
+        return
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch.cuda.device(device):
+            yield
     finally:
         torch.backends.cudnn.benchmark = before
 
