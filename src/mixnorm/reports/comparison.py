@@ -127,7 +127,7 @@ def overview(comparisons: Sequence[Comparison]) -> str:
     text += f" ({min(sooner):.0f} to {max(sooner):.0f}% fewer steps)" if sooner else ""
     text += f"; in {len(better)}, its own best accuracy is higher"
     text += f" (by {min(better):.2f} to {max(better):.2f} points)" if better else ""
-    return text + (f"; in {never}, it never got there." if never else ".")
+    return text + (f"; in {never}, no run got there." if never else ".")
 
 
 def sentence(made: Comparison, named: bool = False) -> str:

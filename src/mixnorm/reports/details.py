@@ -126,4 +126,6 @@ def environments(records: Iterable[Record]) -> Table:
             if value is not None:
                 said.setdefault(key, {})[str(value)] = None
     columns = [text_column("what", "what"), text_column("value", "value")]
-    return Table("Environment", columns, [{"what": key, "value": ", ".join(values)} for key, values in said.items()])
+    return Table(
+        "Where the figures come from", columns, [{"what": key, "value": ", ".join(values)} for key, values in said.items()]
+    )

@@ -90,7 +90,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     title, axis_label = TITLES[key]
     scale = 100.0 if key.endswith("error") else 1.0
     figure, axis = _figure(f"{title}: {panel.title}", "epoch", axis_label)
-    drawn, one_seed, window = [], False, 0
+    drawn, shaded = [], {}  # the words for what is shaded, each once
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not group.has(key):
             continue
@@ -98,8 +98,10 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         if len(all_values) > 1:
             line = centre = all_values.mean(axis=0)
             deviation = all_values.std(axis=0, ddof=1)
+            shaded["over the seeds"] = True
         else:
-            one_seed, window = True, max(2, min(WINDOW, len(x) // 4))
+            window = max(2, min(WINDOW, len(x) // 4))
+            shaded[f"within {window} epochs, of one seed"] = True
             line = all_values[0]
             centre, deviation = _rolling(line, window)
         axis.plot(x, line, label=label, lw=1.6 if len(x) < 60 else 1.2, **style)
@@ -107,8 +109,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         drawn.append(line)
     _limits(axis, drawn)
     axis.legend(loc="upper right")
-    shading = f"within {window} epochs" if one_seed else "over the seeds"
-    caption = f"Shaded: one standard deviation {shading}."
+    caption = f"Shaded: one standard deviation {' or '.join(shaded)}."
     if key == RECALIBRATED:
         caption += " Before each evaluation the statistics of all norms were refilled from training batches."
     return Picture(f"{panel.name}-{key.replace('_', '-')}", f"{title}: {panel.title}", caption), figure
@@ -235,6 +236,7 @@ def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
     low, high = min(line.min() for line in there), max(line.max() for line in there)
     if low > 0 and high / low > 6:
         axis.set_yscale("log")
+        axis.set_ylim(low / 1.15, high * 1.15)
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())

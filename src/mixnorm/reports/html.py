@@ -27,7 +27,9 @@ def build(report: Report) -> str:
 
 def _section(section: Section, folder: Path) -> str:
     parts = [f"<p>{escape(text)}</p>" for text in section.text]
-    parts += [f"<h3>{escape(table.title)}</h3>{table.html()}" for table in section.tables]
+    for table in section.tables:
+        heading = "" if table.title == section.title else f"<h3>{escape(table.title)}</h3>"
+        parts.append(heading + table.html())
     if section.pictures:
         parts.append(f'<div class="pictures">{"".join(_picture(picture, folder) for picture in section.pictures)}</div>')
     body, title = "\n".join(parts), escape(section.title)

@@ -24,7 +24,8 @@ def _section(section: Section, pictures: Path, folder: Path) -> list[str]:
     for text in section.text:
         lines += ["", escape_markdown(text)]
     for table in section.tables:
-        lines += ["", f"### {escape_markdown(table.title)}", "", table.markdown()]
+        lines += [] if table.title == section.title else ["", f"### {escape_markdown(table.title)}"]
+        lines += ["", table.markdown()]
     for picture in section.pictures:
         path = Path(pictures / f"{picture.name}.png").resolve().relative_to(folder.resolve()).as_posix()
         lines += ["", f"![{escape_markdown(picture.title)}]({quote(path)})", "", escape_markdown(picture.caption)]

@@ -58,6 +58,8 @@ def _paper_label(group: Group, figure: str) -> str:
     name = group.label.upper()
     if figure == "densenet":
         name = f"{group.config.model.rpartition('-')[0].replace('densenet', 'DenseNet')} {name}"
+    if figure == "inception-v3/nesterov":
+        return f"{'BN' if mixture is None else 'MN'}, drops × {group.config.schedule.factor:g}"
     if mixture is not None and figure == "cifar-cnn/em-iterations":
         return f"{name}: EM iter. {mixture.options['em_iters']}"
     if mixture is not None and figure == "cifar-cnn/layers":

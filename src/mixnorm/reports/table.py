@@ -137,20 +137,22 @@ class Table:
         return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
 
     def rich(self) -> Any:
-        """A ``rich.table.Table``."""
+        """A ``rich.table.Table``, for eighty columns: numbers are written closely, so that they do not break into lines."""
+        from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         made = RichTable(
-            title=Text(self.title), title_justify="left", caption=Text("\n".join(self.notes)), caption_justify="left"
+            box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left", caption_justify="left"
         )
+        made.title, made.caption = Text(self.title, "bold"), Text("\n".join(self.notes))
         for column in self.columns:
             made.add_column(Text(column.heading), justify="right" if column.numeric else "left", overflow="fold")
         for row in self.rows:
             cells = []
             for column in self.columns:
-                paper = column.paper(row.get(column.key))
-                cells.append(Text.assemble(column.text(row.get(column.key)), (f"\n{paper}" if paper else "", "dim")))
+                text, paper = column.text(row.get(column.key)).replace(" ± ", "±"), column.paper(row.get(column.key))
+                cells.append(Text.assemble(text, (f"\n{paper}" if paper else "", "dim")))
             made.add_row(*cells)
         return made
 

@@ -18,10 +18,11 @@ WAYS = {PLAIN: "", RECALIBRATED: ", statistics refilled"}
 def accuracies(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     """The largest accuracy after each quarter of the training, in %."""
     at = quarters(family.epochs)
-    columns = [RUN, text_column("mixture", "layers, K, EM iter."), SEEDS]
+    columns = [RUN, SEEDS]
     columns += [
         Column(f"after {epoch}", f"{part}%, epoch {epoch}") for part, epoch in zip((25, 50, 75, 100), at, strict=True)
     ]
+    columns.append(text_column("mixture", "layers, K, EM iter."))
     rows = []
     for group in _with(family, key):
         theirs = _paper(group, paper and key == PLAIN).get("accuracy", {})
@@ -39,10 +40,10 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     """Steps and seconds to batch norm's largest accuracy."""
     columns = [
         RUN,
-        Column("target", "batch norm's best", unit="%"),
+        Column("target", "target", unit="%"),
         Column("steps", "steps to it", digits=0, missing="never"),
         Column("fewer", "fewer steps", digits=0, unit="%"),
-        Column("seconds", "training seconds to it", digits=1, missing="never"),
+        Column("seconds", "seconds to it", digits=1, missing="never"),
         Column("less_time", "less time", digits=0, unit="%"),
         Column("gain", "points above it", missing="—"),
         Column("step_ms", "ms a step", digits=2),
@@ -50,7 +51,7 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     rows = []
     for group in _with(family, key):
         base = partner(group, family.groups)
-        row: dict[str, Value] = {"run": group.label, "step_ms": Measured.over(_step_ms(run) for run in group.runs)}
+        row: dict[str, Value] = {"run": group.label, "step_ms": Measured.over(_step_ms(run) for run in group.runs).mean}
         if base is not None and base.has(key):
             made = compare(group, base, key)
             told = _paper_speed(group, base) if paper and key == PLAIN else {}
@@ -65,7 +66,7 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
                 row["less_time"] = made.less_time
                 row["gain"] = _beside(made.gain, told.get("gain"))
         rows.append(row)
-    notes = ["Batch norm's best is that of the run with the same seed; its own row says when it got there itself."]
+    notes = ["The target is batch norm's best accuracy, with the same seed; its own row says when it got there itself."]
     if any(partner(group, family.groups) is None for group in _with(family, key)):
         notes.append("A dash: no batch norm was trained with the same settings.")
     return Table(f"Steps to batch norm's best: {family.title}{WAYS[key]}", columns, rows, notes).used()
