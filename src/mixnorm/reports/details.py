@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from mixnorm.experiments.records import Record
 from mixnorm.reports.comparison import duration
-from mixnorm.reports.groups import RECALIBRATED, Family, Group, accuracy
+from mixnorm.reports.groups import RECALIBRATED, Family, Group, accuracy, reached
 from mixnorm.reports.table import Column, Table, Value, text_column
 from mixnorm.reports.tables import RUN
 
 
-def unfinished(families: Iterable[Family]) -> Table:
+def unfinished(families: Sequence[Family]) -> Table:
     """The runs that are not finished, diverged or were interrupted."""
     columns = [
         RUN, Column("seed", "seed", digits=0), text_column("state", "state"), text_column("epochs", "epochs"),
         text_column("message", "message"), text_column("folder", "folder"),
     ]  # fmt: skip
     rows: list[dict[str, Value]] = []
-    for family in families:
-        for group in family.groups:
-            for run in sorted((*group.runs, *group.left_out), key=lambda run: run.config.seed):
-                if run.finished:
-                    continue
-                state = {"not finite": "diverged", None: "running, or killed"}.get(run.reason, run.reason)
-                message = (run.ends[-1].get("message") if run.ends and not run.running else None) or ""
-                done = f"{run.epochs[-1]['epoch'] if run.epochs else 0} of {run.config.epochs}"
-                told = {"state": state, "epochs": done, "message": message, "folder": _folder(run)}
-                rows.append({"run": group.name, "seed": run.config.seed, **told})
+    for group, run, folder in _all(families):
+        if not run.finished:
+            state = {"not finite": "diverged", None: "running, or killed"}.get(run.reason, run.reason)
+            message = (run.ends[-1].get("message") if run.ends and not run.running else None) or ""
+            done = f"{run.epochs[-1]['epoch'] if run.epochs else 0} of {run.config.epochs}"
+            told = {"state": state, "epochs": done, "message": message, "folder": folder}
+            rows.append({"run": group.name, "seed": run.config.seed, **told})
     return Table("Runs that are not finished", columns, rows).used()
 
 
-def runs(families: Iterable[Family]) -> Table:
+def runs(families: Sequence[Family]) -> Table:
     """Every run by itself."""
     columns = [
         RUN, Column("seed", "seed", digits=0), Column("epochs", "epochs", digits=0),
@@ -40,22 +39,29 @@ def runs(families: Iterable[Family]) -> Table:
         Column("refilled", "best, statistics refilled", unit="%"), text_column("training", "training"),
         text_column("all", "with evaluation"), text_column("folder", "folder"),
     ]  # fmt: skip
-    rows: list[dict[str, Value]] = []
-    for family in families:
-        for group in family.groups:
-            for run in sorted((*group.runs, *group.left_out), key=lambda run: run.config.seed):
-                if run.epochs:
-                    rows.append({"run": group.name, **_run_row(run), "folder": _folder(run)})
+    rows = [{"run": group.name, **_run_row(run), "folder": folder} for group, run, folder in _all(families) if run.epochs]
     return Table("Every run", columns, rows).used()
+
+
+def _all(families: Sequence[Family]) -> list[tuple[Group, Record, str]]:
+    """Every run with its group and its folder, from the folder on that holds them all."""
+    found = [(group, run) for family in families for group in family.groups for run in (*group.runs, *group.left_out)]
+    found.sort(key=lambda pair: (pair[0].name, pair[1].config.seed))
+    folders = [run.path.resolve().parent for _, run in found if run.path is not None]
+    root = Path(os.path.commonpath(folders)) if len(set(folders)) > 1 else None
+
+    def named(run: Record) -> str:
+        if run.path is None:
+            return ""
+        folder = run.path.resolve().parent
+        return folder.name if root is None else folder.relative_to(root).as_posix()
+
+    return [(group, run, named(run)) for group, run in found]
 
 
 def _run_row(run: Record) -> dict[str, Value]:
     last, best = run.epochs[-1], accuracy(run)
-    first = (
-        None
-        if best is None
-        else next(e for e in run.epochs if e["test_error"] is not None and 100 - 100 * e["test_error"] == best)
-    )
+    first = None if best is None else reached(run, best)
     return {
         "seed": run.config.seed,
         "epochs": last["epoch"],
@@ -66,10 +72,6 @@ def _run_row(run: Record) -> dict[str, Value]:
         "training": None if last["train_seconds"] is None else duration(last["train_seconds"]),
         "all": None if last["seconds"] is None else duration(last["seconds"]),
     }
-
-
-def _folder(run: Record) -> str:
-    return "" if run.path is None else str(run.path.parent)
 
 
 def settings(family: Family) -> Sequence[Table]:

@@ -66,14 +66,13 @@ def draw(families: Sequence[Family], folder: Path) -> list[Picture]:
 
 
 def _curves(panel: Panel) -> list[tuple[Picture, Figure]]:
-    made = [errors(panel, PLAIN)]
-    if any(group.has(RECALIBRATED) for group in panel.groups):
-        made.append(errors(panel, RECALIBRATED))
-    made += [soonest(panel, "steps"), soonest(panel, "train_seconds")]
-    made.append(errors(panel, "train_error"))
-    if panel.name == "densenet":
-        made += [errors(panel, "train_loss"), errors(panel, "test_loss")]
-    return made
+    def there(*keys: str) -> bool:
+        return any(all(group.has(key) for key in keys) for group in panel.groups)
+
+    made = [errors(panel, key) for key in (PLAIN, RECALIBRATED) if there(key)]
+    made += [soonest(panel, against) for against in ("steps", "train_seconds") if there(PLAIN, against)]
+    further = ("train_error", "train_loss", "test_loss") if panel.name == "densenet" else ("train_error",)  # as in the paper
+    return made + [errors(panel, key) for key in further if there(key)]
 
 
 TITLES = {
