@@ -121,7 +121,8 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
     unit, axis_label = _unit(against, max((end for end in ends if end is not None), default=0.0))
     title = f"Best so far against {name}: {panel.title}"
     figure, axis = _figure(title, axis_label, "lowest test error so far, %")
-    drawn, marked = [], False
+    drawn: list[np.ndarray] = []
+    dots: list[str] = []
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not (group.has(PLAIN) and group.has(against)):
             continue
@@ -142,7 +143,7 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
         if group is base:
             axis.axhline(level, color=BLUE, lw=0.9, ls=style["linestyle"], alpha=0.7, zorder=1)
         elif when.mean is not None:
-            marked = True
+            dots.append(" with one standard deviation over the seeds" if when.deviation is not None else "")
             spread = {} if when.deviation is None else {"xerr": when.deviation / unit, "elinewidth": 1.2, "capsize": 2.5}
             axis.errorbar(
                 when.mean / unit, level, fmt="o", ms=6.5, color=style["color"], mec="white", mew=1, zorder=5, **spread
@@ -151,8 +152,8 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
     axis.set_xlim(left=0)
     axis.legend(loc="upper right")
     caption = "Thin line: batch norm's best."
-    if marked:
-        caption += " Dot: where mixture norm gets there, the mean over its seeds with one deviation."
+    if dots:
+        caption += f" Dot: where mixture norm gets there{max(dots)}."
     return Picture(f"{panel.name}-best-by-{name}", title, caption), figure
 
 
