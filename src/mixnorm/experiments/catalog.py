@@ -209,7 +209,7 @@ def _densenet() -> list[Experiment]:
     found = []
     for depth, errors in DENSENET_ERRORS.items():
         for kind, error in errors.items():
-            layers = ("transition1.norm", "transition2.norm", "last_norm") if kind == "mn" else ()
+            layers = ("transition1", "transition2", "last_norm") if kind == "mn" else ()
             config = RunConfig(
                 name=f"densenet-{depth}/cifar100/{kind}",
                 model=f"densenet-{depth}-12",
