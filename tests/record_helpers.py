@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
+from mixnorm.experiments import catalog
 from mixnorm.experiments.config import Mixture, Optimizer, RunConfig, Schedule
 from mixnorm.experiments.records import Record
 
 ENVIRONMENT = {"mixnorm": "0.1.0", "torch": "2.8.0", "python": "3.12.1", "device": "cpu", "gpu": None, "commit": "abc1234"}
 MIXTURE = Mixture(("conv3",), {"num_components": 3, "em_iters": 2})
+BN_ERRORS, MN_ERRORS = [0.5, 0.4, 0.3, 0.2], [0.4, 0.25, 0.2, 0.15]
 
 
 def config(name="run", epochs=20, seed=0, mixture=None, **changes):
@@ -52,3 +56,18 @@ def curve(epochs, start, final, rate, noise, seed):
     share = np.arange(1, epochs + 1) / epochs
     generator = np.random.default_rng(seed)
     return final + (start - final) * np.exp(-rate * share) + noise * (1.1 - share) * generator.normal(size=epochs)
+
+
+def pair(bn=BN_ERRORS, mn=MN_ERRORS, seeds=1, **changes):
+    """Batch norm and mixture norm, the same for all seeds."""
+    made = []
+    for seed in range(seeds):
+        made.append(record(config("bn", epochs=len(bn), seed=seed), bn, **changes))
+        made.append(record(config("mn", epochs=len(mn), seed=seed, mixture=MIXTURE), mn, **changes))
+    return made
+
+
+def catalog_record(name, errors=None, **changes):
+    """A run of the catalog that came out as no run does."""
+    run = dataclasses.replace(catalog.get(name).config, **changes)
+    return record(run, curve(run.epochs, 0.9, 0.35, 8, 0.0, 0) if errors is None else errors)

@@ -86,6 +86,7 @@ def test_densenet_and_cost():
     deep = catalog.get("densenet-100/cifar100/mn")
     assert deep.paper["max_accuracy"] == 79.03  # a test error of 20.97%
     assert (deep.config.batch_size, deep.config.epochs, deep.config.optimizer.weight_decay) == (64, 200, 1e-4)
+    assert deep.config.mixture.layers == ("transition1", "transition2", "last_norm")
     assert deep.config.schedule.rate(0.1, 100, 200) == pytest.approx(0.01)
     assert catalog.COST[64, 448] == {1: 9.26, 2: 8.83, 3: 8.51, 4: 8.52, 5: 8.41}
 

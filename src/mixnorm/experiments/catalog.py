@@ -44,7 +44,7 @@ class Experiment:
     Args:
         name: also the name of its config, such as "cifar-cnn/cifar100/mn-2".
         paper: "accuracy": {epochs: largest test accuracy in % after them}; "max_accuracy" in %; "steps_to_bn": gradient
-            updates to batch norm's largest accuracy, None where it was never reached. What the paper does not say is missing.
+            updates to batch norm's largest accuracy, None where it was never reached. The paper does not say all of these.
         table: the paper's table that it is a row of.
         figures: those of ``FIGURES`` that it is a curve of.
         note: what was assumed where the paper does not say.
@@ -199,8 +199,8 @@ def _nesterov() -> list[Experiment]:
                 mixture=_mixture(("inc2/1", "inc3/0") if kind == "mn" else (), 5, 2),
             )
             paper = {"max_accuracy": best, "steps_to_bn": steps}
-            note = "weight decay as in the paper's other runs of this model"
-            note += "; K = 5 and EM iter. 2 as in MN-4" if kind == "mn" else ""
+            note = "the weight decay is that of the other runs of this model"
+            note += ", and K = 5 and EM iter. 2 are those of MN-4" if kind == "mn" else ""
             found.append(Experiment(config.name, config, paper, "nesterov", ("inception-v3/nesterov",), note))
     return found
 
@@ -209,7 +209,7 @@ def _densenet() -> list[Experiment]:
     found = []
     for depth, errors in DENSENET_ERRORS.items():
         for kind, error in errors.items():
-            layers = ("transition1.norm", "transition2.norm", "last_norm") if kind == "mn" else ()
+            layers = ("transition1", "transition2", "last_norm") if kind == "mn" else ()
             config = RunConfig(
                 name=f"densenet-{depth}/cifar100/{kind}",
                 model=f"densenet-{depth}-12",
