@@ -93,7 +93,9 @@ def test_ctrl_c_is_recorded_and_raised(tmp_path):
         run(config(), tmp_path, progress=Interrupt(6))
     record = records.read(tmp_path / records.NAME)
     assert (record.reason, len(record.epochs)) == ("interrupted", 1)
-    assert checkpoint.read(tmp_path)["epoch"] == 1
+    state = checkpoint.read(tmp_path)
+    assert state["epoch"] == 1
+    assert state["model"]._metadata["1"] == {"version": 1}  # as any state dict has it
 
 
 @pytest.mark.parametrize("cut", [b"", b'{"kind": "run", "ver'])

@@ -114,8 +114,11 @@ class Training:
     def _evaluate(self) -> tuple[list[float], list[float | None]]:
         """The test images' loss and error, with the running statistics, and if asked for with fresh ones."""
         model, batch = self.evaluated, GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
+        statistics = self.model.state_dict()
+        for name, _ in self.model.named_parameters(remove_duplicate=False):
+            statistics.pop(name, None)
         # Loading, and not copying, because a mixture norm then forgets what it made of its last statistics.
-        model.load_state_dict(dict(self.model.named_buffers()), strict=False)
+        model.load_state_dict(statistics, strict=False)
         test = evaluate(model, self.source.test_batches(batch), device=self.device, bf16=self.bf16)
         if not self.config.recalibrate:
             return test.tolist(), [None, None]
@@ -145,7 +148,10 @@ def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
+        copied = type(value)((key, _copy(inner)) for key, inner in value.items())
+        if hasattr(value, "_metadata"):  # the versions of a state dict's modules
+            copied._metadata = value._metadata  # type: ignore[attr-defined]
+        return copied
     return copy.deepcopy(value)
 
 
