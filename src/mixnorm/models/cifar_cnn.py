@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-class ConvNorm(nn.Module):
-    """Convolution, norm, ReLU: (N, in, H, W) to (N, out, H, W). The norm has its own shift, so the convolution has none."""
-
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel, padding=kernel // 2, bias=False)
-        self.norm = norm(out_channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x)))
+from mixnorm.models.conv_norm import ConvNorm, Norm, lecun_normal
 
 
 class CifarCNN(nn.Module):
@@ -32,7 +21,10 @@ class CifarCNN(nn.Module):
         >>> mixnorm.convert(model, "conv3.*", num_components=3)
     """
 
-    def __init__(self, num_classes: int = 10, *, norm: Callable[[int], nn.Module] = nn.BatchNorm2d) -> None:
+    input_shape = (3, 32, 32)
+    layers: ClassVar[dict[str, list[str]]] = {f"conv{i}": [f"conv{i}.norm"] for i in range(1, 5)}
+
+    def __init__(self, num_classes: int = 10, *, norm: Norm = nn.BatchNorm2d) -> None:
         super().__init__()
         self.conv1 = ConvNorm(3, 64, 5, norm)
         self.conv2 = ConvNorm(64, 128, 5, norm)
@@ -41,17 +33,9 @@ class CifarCNN(nn.Module):
         # Rounds up, as the authors' framework does: 32, 16, 8, 4.
         self.pool = nn.MaxPool2d(3, stride=2, ceil_mode=True)
         self.linear = nn.Linear(256, num_classes)
-        self.apply(_lecun_normal)
+        self.apply(lecun_normal)
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2, self.conv3):
             x = self.pool(conv(x))
         return self.linear(self.conv4(x).mean((2, 3)))
-
-
-def _lecun_normal(module: nn.Module) -> None:
-    """Weights of deviation 1/√fan_in, which was the authors' framework's default; zero for biases."""
-    if isinstance(module, (nn.Conv2d, nn.Linear)):
-        nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Norm = Callable[[int], nn.Module]
+from mixnorm.models.conv_norm import Norm
 
 
 class DenseLayer(nn.Module):
@@ -49,6 +49,13 @@ class DenseNet(nn.Module):
         >>> model = DenseNet(40, 12, 100)
         >>> mixnorm.convert(model, ["transition1.norm", "transition2.norm", "last_norm"], num_components=3)
     """
+
+    input_shape = (3, 32, 32)
+    layers: ClassVar[dict[str, list[str]]] = {
+        "transition1": ["transition1.norm"],
+        "transition2": ["transition2.norm"],
+        "last_norm": ["last_norm"],
+    }
 
     def __init__(
         self,

@@ -1,0 +1,85 @@
+"""Images with labels, in two sets: what every data set is here, and what can be said of one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Images:
+    """``images`` (N, C, H, W) in uint8 and their ``labels`` (N,) in int64, on the CPU."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: Tensor) -> Images:
+        return Images(self.images[index], self.labels[index])
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """``augment``: whether random crops and flips of these images make sense."""
+
+    name: str
+    train: Images
+    test: Images
+    num_classes: int
+    augment: bool
+
+
+def validation_split(dataset: DataSet, fraction: float = 0.1, seed: int = 0) -> DataSet:
+    """The data set with a share of its training images in place of the test images, for choosing settings.
+
+    Every class gives the same share; which images it gives depends on the seed alone.
+    """
+    train, held_out = stratified_split(dataset.train, fraction, seed)
+    return replace(dataset, train=train, test=held_out)
+
+
+def stratified_split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
+    """Images without and with the given share of each class, both in their old order."""
+    labels = images.labels.numpy()
+    random = np.random.RandomState(seed)  # its numbers are promised never to change
+    held_out = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        held_out[random.permutation(members)[: round(fraction * len(members))]] = True
+    if not 0 < fraction < 1 or not held_out.any() or held_out.all():
+        raise ValueError(
+            f"a share of {fraction} of {len(labels)} images leaves one side empty: use one between 0 and 1, such as 0.1"
+        )
+    mask = torch.from_numpy(held_out)
+    return images[~mask], images[mask]
+
+
+def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel of images (N, C, H, W) in uint8, both (C,) in fp64, in units of the pixels."""
+    values = torch.arange(256, dtype=torch.float64)
+    # How often each of the 256 values occurs says it exactly, and holds no second copy of the images as numbers.
+    counts = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)])
+    shares = counts / counts.sum(1, keepdim=True)
+    means = (shares * values).sum(1)
+    variances = (shares * (values - means[:, None]).square()).sum(1)
+    return means, variances.sqrt()
+
+
+def describe(dataset: DataSet) -> list[tuple[str, str]]:
+    """What there is to know of a data set, as rows of a table."""
+    means, deviations = channel_statistics(dataset.train.images)
+    return [
+        ("data set", dataset.name),
+        ("training images", f"{len(dataset.train):,}"),
+        ("test images", f"{len(dataset.test):,}"),
+        ("image", " × ".join(map(str, dataset.train.images.shape[1:]))),
+        ("classes", str(dataset.num_classes)),
+        ("channel means", " ".join(f"{mean / 255:.4f}" for mean in means.tolist())),
+        ("channel deviations", " ".join(f"{deviation / 255:.4f}" for deviation in deviations.tolist())),
+        ("augmentation", "crops and flips" if dataset.augment else "none"),
+    ]

@@ -1,0 +1,1 @@
+"""Training runs: what is trained (config, catalog), how (train), and what was measured (records)."""

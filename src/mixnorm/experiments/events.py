@@ -1,0 +1,44 @@
+"""TensorBoard events beside a record, where the package tensorboard is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CURVES = {
+    "train_loss": "loss/train",
+    "test_loss": "loss/test",
+    "recalibrated_loss": "loss/test, fresh statistics",
+    "train_error": "error/train",
+    "test_error": "error/test",
+    "recalibrated_error": "error/test, fresh statistics",
+    "learning_rate": "learning rate",
+}
+
+
+class Events:
+    """``done`` epochs are in earlier files; what those have beyond it is not shown."""
+
+    def __init__(self, folder: Path, done: int) -> None:
+        self._writer: Any = None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError:
+            return
+        self._writer = SummaryWriter(folder, purge_step=done + 1)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            return
+        values = {curve: row[name] for name, curve in CURVES.items() if row[name] is not None}
+        values.update({f"components/{layer}": number for layer, number in row["components"].items()})
+        for curve, value in values.items():
+            self._writer.add_scalar(curve, value, row["epoch"])
+
+    def __enter__(self) -> Events:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,136 @@
+"""One gradient update, and the epoch of them: the same function runs as it is, or from a CUDA graph."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixnorm.experiments.source import Loaders, Source
+
+WARMUP_STEPS = 3  # before a capture: compilation, handles and workspaces come into being
+SETTLED = WARMUP_STEPS + 1  # steps until all of that is over, the capture included
+STRETCH = 8  # steps between two marks in a GPU's queue
+AHEAD = 2  # marks that may be outstanding: a GPU always has work, and the host knows how far it is
+
+
+class TrainingStep:
+    """A batch, forward and backward pass, and the optimizer's step. Nothing is read back to the host.
+
+    On a GPU, with data that is there, everything is captured in one CUDA graph. The steps before the capture are steps of
+    the training as well, and a capture computes nothing, so that there is nothing to undo.
+
+    Attributes:
+        curve: (steps, 2), the loss and the error of each step of the epoch so far.
+        number: () int64, the step that comes next; counted on the device.
+        seconds: what the last epoch took. The first steps, which compile, count as much as the others.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, source: Source, *, device: torch.device, bf16: bool
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.source = source
+        self.device = device
+        self.autocast = autocast(device, bf16)
+        self.curve = torch.zeros(source.steps_per_epoch, 2, device=device)
+        self.number = torch.zeros((), dtype=torch.long, device=device)
+        self.seconds = 0.0
+        self._calls = 0
+        self._captures = device.type == "cuda" and not isinstance(source, Loaders)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream = torch.cuda.Stream(device) if self._captures else None
+
+    def start_epoch(self) -> None:
+        self.curve.zero_()
+        self.number.zero_()
+
+    def run_epoch(self) -> Iterator[int]:
+        """Runs the steps of an epoch; yields now and then how many are done."""
+        steps = timed = self.source.steps_per_epoch
+        start = time.perf_counter()
+        marks: deque[tuple[int, torch.cuda.Event]] = deque()
+        for done in range(1, steps + 1):
+            self()
+            if self._calls == SETTLED and done < steps:
+                self._wait()
+                start, timed = time.perf_counter(), steps - done
+            if self.device.type != "cuda":
+                yield done
+            elif done % STRETCH == 0:
+                mark = torch.cuda.Event(blocking=True)
+                mark.record()
+                marks.append((done, mark))
+                if len(marks) > AHEAD:
+                    reached, mark = marks.popleft()
+                    mark.synchronize()
+                    yield reached
+        self._wait()
+        self.seconds = (time.perf_counter() - start) * steps / timed
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if self._graph is not None:
+            self._graph.replay()
+        elif self._stream is None:
+            self.update()
+        elif self._calls <= WARMUP_STEPS:
+            # Not on the default stream, which a capture cannot use: autograd goes on with the stream that it met first.
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                self.update()
+            torch.cuda.current_stream().wait_stream(self._stream)
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                self.update()
+            self._graph = graph
+            graph.replay()
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def update(self) -> None:
+        """The step itself."""
+        images, labels = self.source.batch(self.number)
+        with self.autocast:
+            logits = self.model(images)
+        logits = logits.float()
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        self.optimizer.step()
+        # At the end, not at the start: a capture then begins, and ends, without gradients.
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            error = (logits.argmax(1) != labels).float().mean()
+            self.curve.index_copy_(0, self.number.view(1), torch.stack((loss, error)).view(1, 2))
+            self.number += 1
+
+
+def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
+    return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, device: torch.device, bf16: bool) -> Tensor:
+    """The mean loss and the share of errors over all images, (2,), on the device."""
+    total = torch.zeros(2, device=device)
+    count = 0
+    for images, labels in batches:
+        with autocast(device, bf16):
+            logits = model(images)
+        logits = logits.float()
+        wrong = (logits.argmax(1) != labels).sum()
+        total += torch.stack((F.cross_entropy(logits, labels, reduction="sum"), wrong.float()))
+        count += len(labels)
+    if count == 0:
+        raise ValueError("the test data has no images: pass at least one batch of them")
+    return total / count

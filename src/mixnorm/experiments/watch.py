@@ -1,0 +1,78 @@
+"""Finds where numbers stop being finite: the first layer, step by step, of an epoch that is run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+IMAGES = "the images"
+
+
+class NotFinite(RuntimeError):  # noqa: N818
+    """A loss that is not a finite number."""
+
+
+def find_origin(
+    model: nn.Module, optimizer: torch.optim.Optimizer, update: Callable[[], None], steps: int
+) -> tuple[int, str] | None:
+    """Runs ``update`` up to ``steps`` times; the step, from 0, and the place where the first number is not finite.
+
+    ``None`` if all were: on a GPU an epoch that is run again differs in its last digits.
+    """
+    with _watched(model, optimizer) as found:
+        for step in range(steps):
+            found.clear()
+            update()
+            finite = torch.stack([flag for _, flag in found]).tolist()  # one transfer a step
+            for (place, _), is_finite in zip(found, finite, strict=True):
+                if not is_finite:
+                    return step, place
+    return None
+
+
+@contextmanager
+def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[tuple[str, Tensor]]]:
+    """Fills a list with (place, whether it is finite) of an update, in the order in which it computes them."""
+    found: list[tuple[str, Tensor]] = []
+    ran: list[tuple[str, nn.Module]] = []
+
+    def look(place: str, value: Any) -> None:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            found.append((place, value.detach().isfinite().all()))
+        elif isinstance(value, (tuple, list)):
+            for part in value:
+                look(place, part)
+
+    def before_model(_: nn.Module, arguments: tuple[Any, ...]) -> None:
+        ran.clear()
+        look(IMAGES, arguments)
+
+    def after_layer(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, _: Any, output: Any) -> None:
+            ran.append((name, module))
+            look(f"the output of {name}" if name else "the output of the model", output)
+
+        return hook
+
+    def before_step(*_: Any) -> None:
+        # From the last layer to the first, as the backward pass goes.
+        for name, module in reversed(ran):
+            for parameter_name, parameter in module.named_parameters(recurse=False):
+                look(f"the gradient of {name}.{parameter_name}".replace(" .", " "), parameter.grad)
+
+    def after_step(*_: Any) -> None:
+        for name, parameter in model.named_parameters():
+            look(f"{name} after the update", parameter)
+
+    handles: list[Any] = [model.register_forward_pre_hook(before_model)]
+    handles += [module.register_forward_hook(after_layer(name)) for name, module in model.named_modules()]
+    handles += [optimizer.register_step_pre_hook(before_step), optimizer.register_step_post_hook(after_step)]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,41 @@
+"""Reports: pure functions of records, so that a table or a page can be made again without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mixnorm.bench import table as bench_table
+from mixnorm.experiments import records as experiment_records
+from mixnorm.experiments.records import Record
+from mixnorm.reports import content, html, markdown
+
+__all__ = ["write"]
+
+
+def write(
+    folder: Path,
+    records: Sequence[Record] | None = None,
+    title: str | None = None,
+    paper: bool = True,
+    bench: Path | None = None,
+) -> Path:
+    """Writes report.html, report.md and the pictures in figures/ into a folder, and returns the path of report.html.
+
+    Args:
+        records: those to report on; None is all below the folder.
+        paper: whether the paper's figures stand beside those of runs that are named as in the catalog.
+        bench: a table of ``mixnorm bench cost``, for the cost table.
+    """
+    if records is None:
+        records = experiment_records.find(folder)
+    if not any(record.epochs for record in records):
+        why = "there are no runs" if not records else "no run has finished an epoch"
+        raise ValueError(f"{why} in {folder}: mixnorm compare or mixnorm reproduce trains some, then report again")
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [] if bench is None else bench_table.read(bench)
+    report = content.assemble(records, title=title, figures_dir=folder / "figures", paper=paper, cost_rows=rows)
+    (folder / "report.md").write_text(markdown.build(report, folder), encoding="utf-8")
+    path = folder / "report.html"
+    path.write_text(html.build(report), encoding="utf-8")
+    return path

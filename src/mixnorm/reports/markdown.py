@@ -1,0 +1,32 @@
+"""A report as Markdown, with its pictures as files beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+from mixnorm.reports.content import Report, Section
+from mixnorm.reports.table import escape_markdown
+
+
+def build(report: Report, folder: Path) -> str:
+    """The text of a file in ``folder``, from which the pictures are linked."""
+    lines = [f"# {escape_markdown(report.title)}", ""]
+    one = len(report.answers) == 1
+    lines += [f"**{escape_markdown(answer)}**" if one else f"- {escape_markdown(answer)}" for answer in report.answers]
+    for section in report.sections:
+        lines += ["", *_section(section, report.pictures, folder)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(section: Section, pictures: Path, folder: Path) -> list[str]:
+    lines = [f"## {escape_markdown(section.title)}"]
+    for text in section.text:
+        lines += ["", escape_markdown(text)]
+    for table in section.tables:
+        lines += [] if table.title == section.title else ["", f"### {escape_markdown(table.title)}"]
+        lines += ["", table.markdown()]
+    for picture in section.pictures:
+        path = Path(pictures / f"{picture.name}.png").resolve().relative_to(folder.resolve()).as_posix()
+        lines += ["", f"![{escape_markdown(picture.title)}]({quote(path)})", "", escape_markdown(picture.caption)]
+    return lines

@@ -1,0 +1,85 @@
+"""Which curves belong in one picture, what they are called and how they look. Batch norm is blue, mixture norm orange."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mixnorm.experiments import catalog
+from mixnorm.reports.groups import Family, Group, partner
+
+BLUE = "#4477aa"
+ORANGES = ("#ee7733", "#8a3a0e", "#f5b48a", "#c2570c", "#5c2405")
+DASHES: Any = (
+    "-",
+    (0, (4, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+)  # one for each batch norm, and the mixture norms beside it
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that belong in one picture, with the word for each."""
+
+    name: str
+    title: str
+    groups: tuple[Group, ...]
+    labels: tuple[str, ...]
+
+
+def panels(families: Sequence[Family]) -> list[Panel]:
+    """The paper's figures for runs that the catalog knows, and for others one for each batch norm."""
+    found = []
+    everything = [group for family in families for group in family.groups if group.runs]
+    for figure, title in catalog.FIGURES.items():
+        groups = [g for g in everything if g.name in catalog.EXPERIMENTS and figure in catalog.EXPERIMENTS[g.name].figures]
+        if groups and figure != "components":
+            found.append(Panel(slug(figure), title, tuple(groups), tuple(_paper_label(group, figure) for group in groups)))
+    for family in families:
+        others = [group for group in family.groups if group.runs and group.name not in catalog.EXPERIMENTS]
+        bases = list(dict.fromkeys(id(partner(group, family.groups)) for group in others))
+        for base in bases:
+            groups = [group for group in others if id(partner(group, family.groups)) == base]
+            end = "" if len(bases) == 1 else f", {groups[0].label}"
+            title = f"{family.model} on {family.data}{end}"
+            found.append(Panel(slug(title), title, tuple(groups), tuple(_label(group, groups) for group in groups)))
+    return found
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _paper_label(group: Group, figure: str) -> str:
+    mixture = group.config.mixture
+    name = group.label.upper()
+    if figure == "densenet":
+        name = f"{group.config.model.rpartition('-')[0].replace('densenet', 'DenseNet')} {name}"
+    if figure == "inception-v3/nesterov":
+        return f"{'BN' if mixture is None else 'MN'}, drops × {group.config.schedule.factor:g}"
+    if mixture is not None and figure == "cifar-cnn/em-iterations":
+        return f"{name}: EM iter. {mixture.options['em_iters']}"
+    if mixture is not None and figure == "cifar-cnn/layers":
+        return f"{name}: {' + '.join(mixture.layers)}"
+    return name
+
+
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    if sum(other.is_batch_norm == group.is_batch_norm for other in groups) > 1:
+        return group.label
+    return "batch norm" if group.is_batch_norm else "mixture norm"
+
+
+def styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Colour by norm, dashes by the settings, shade by which mixture norm with those settings it is."""
+    bases = [partner(group, groups) for group in groups]
+    order = list(dict.fromkeys(id(base) for base in bases))
+    found = []
+    for i, (group, base) in enumerate(zip(groups, bases, strict=True)):
+        before = sum(other is base and not groups[j].is_batch_norm for j, other in enumerate(bases[:i]))
+        color = BLUE if group.is_batch_norm else ORANGES[before % len(ORANGES)]
+        found.append({"color": color, "linestyle": DASHES[order.index(id(base)) % len(DASHES)]})
+    return found

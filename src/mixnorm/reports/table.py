@@ -1,0 +1,173 @@
+"""A table as data, and as Markdown, HTML, JSON or a rich table."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure over several runs.
+
+    Args:
+        mean: None where no run has the figure.
+        deviation: the sample's standard deviation; None for fewer than two runs.
+        n: the runs that have the figure.
+        of: all runs.
+        paper: the paper's figure, or what it says instead.
+    """
+
+    mean: float | None
+    deviation: float | None = None
+    n: int = 1
+    of: int = 1
+    paper: float | str | None = None
+
+    @classmethod
+    def over(cls, values: Iterable[float | None], paper: float | str | None = None) -> Measured:
+        everything = list(values)
+        there = [value for value in everything if value is not None]
+        mean = float(np.mean(there)) if there else None
+        deviation = float(np.std(there, ddof=1)) if len(there) > 1 else None
+        return cls(mean, deviation, len(there), len(everything), paper)
+
+
+Value = str | int | float | Measured | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """
+    Args:
+        digits: after the decimal point.
+        unit: follows each number, such as "%".
+        missing: what stands where no run has the figure.
+    """
+
+    key: str
+    heading: str
+    digits: int = 2
+    unit: str = ""
+    missing: str = "—"
+    numeric: bool = True
+
+    def text(self, value: Value) -> str:
+        """A cell without the paper's figure."""
+        if value is None:
+            return "—"
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, Measured):
+            return self._number(value)
+        if value.mean is None:
+            return self.missing
+        spread = "" if value.deviation is None else f" ± {self._number(value.deviation, unit='')}"
+        part = "" if value.n == value.of else f" in {value.n} of {value.of}"
+        return f"{self._number(value.mean, unit='')}{spread}{self.unit}{part}"
+
+    def paper(self, value: Value) -> str:
+        """The paper's figure in a cell, if it has one."""
+        if not isinstance(value, Measured) or value.paper is None:
+            return ""
+        return f"paper {value.paper if isinstance(value.paper, str) else self._number(value.paper)}"
+
+    def _number(self, value: float, unit: str | None = None) -> str:
+        text = f"{value:,.{self.digits}f}"
+        if not float(text.replace(",", "")):
+            text = text.removeprefix("-")  # −0.00
+        return text.replace("-", "−") + (self.unit if unit is None else unit)
+
+
+def text_column(key: str, heading: str) -> Column:
+    return Column(key, heading, numeric=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[dict[str, Value]]
+    notes: Sequence[str] = field(default=())
+
+    def used(self) -> Table:
+        """Without the columns that have no cell."""
+        kept = [column for column in self.columns if any(row.get(column.key) not in (None, "") for row in self.rows)]
+        return Table(self.title, kept, self.rows, self.notes)
+
+    def markdown(self) -> str:
+        def line(cells: Iterable[str]) -> str:
+            return f"| {' | '.join(cells)} |"
+
+        lines = [line(escape_markdown(column.heading) for column in self.columns)]
+        lines.append(line("---:" if column.numeric else "---" for column in self.columns))
+        for row in self.rows:
+            cells = []
+            for column in self.columns:
+                paper = column.paper(row.get(column.key))
+                cells.append(escape_markdown(column.text(row.get(column.key)) + (f" ({paper})" if paper else "")))
+            lines.append(line(cells))
+        notes = [f"\n{escape_markdown(note)}" for note in self.notes]
+        return "\n".join([*lines, *notes])
+
+    def html(self) -> str:
+        """A table in a box that scrolls, for a page that styles ``.box``, ``.num`` and ``.paper``."""
+
+        def attributes(column: Column) -> str:
+            return ' class="num"' if column.numeric else ""
+
+        head = "".join(f'<th scope="col"{attributes(c)}>{html.escape(c.heading)}</th>' for c in self.columns)
+        body = []
+        for row in self.rows:
+            cells = []
+            for i, column in enumerate(self.columns):
+                text, paper = html.escape(column.text(row.get(column.key))), html.escape(column.paper(row.get(column.key)))
+                paper = f'<span class="paper">{paper}</span>' if paper else ""
+                tag = 'th scope="row"' if i == 0 else "td"
+                cells.append(f"<{tag}{attributes(column)}>{text}{paper}</{tag.split()[0]}>")
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        label = html.escape(self.title, quote=True)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
+        return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
+
+    def rich(self) -> Any:
+        """A ``rich.table.Table``, for eighty columns: numbers are written closely, so that they do not break into lines."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        made = RichTable(
+            box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left", caption_justify="left"
+        )
+        made.title, made.caption = Text(self.title, "bold"), Text("\n".join(self.notes))
+        for column in self.columns:
+            made.add_column(Text(column.heading), justify="right" if column.numeric else "left", overflow="fold")
+        for row in self.rows:
+            cells = []
+            for column in self.columns:
+                text, paper = column.text(row.get(column.key)).replace(" ± ", "±"), column.paper(row.get(column.key))
+                cells.append(Text.assemble(text, (f"\n{paper}" if paper else "", "dim")))
+            made.add_row(*cells)
+        return made
+
+    def json(self) -> dict[str, Any]:
+        def value(cell: Value) -> Any:
+            return dict(vars(cell)) if isinstance(cell, Measured) else cell
+
+        return {
+            "title": self.title,
+            "columns": {column.key: column.heading for column in self.columns},
+            "rows": [{column.key: value(row.get(column.key)) for column in self.columns} for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,75 @@
+"""The optimizers of the paper, against their rules written out in numpy."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from mixnorm.experiments import config as settings
+from mixnorm.experiments.schedule import align_gradients, build_optimizer, set_rate
+
+CPU = torch.device("cpu")
+
+
+def train_on_numbers(optimizer, parameter, gradients):
+    for gradient in gradients:
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+    return parameter.detach().numpy()
+
+
+def test_rmsprop_is_the_rule_of_the_papers_framework():
+    """Chainer: ms = α·ms + (1 − α)·g², p = p − lr·g / (√ms + ε); its weight decay adds rate·p to g first."""
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
+    parameter = nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = build_optimizer([parameter], settings.Optimizer("rmsprop", 0.01, 0.1, smoothing=0.8), CPU)
+    p, ms = start.copy(), np.zeros(7)
+    for g in gradients:
+        g = g + 0.1 * p
+        ms = 0.8 * ms + 0.2 * g * g
+        p = p - 0.01 * g / (np.sqrt(ms) + 1e-8)
+    np.testing.assert_allclose(train_on_numbers(optimizer, parameter, gradients), p, rtol=1e-12)
+
+
+def test_nesterov_looks_ahead():
+    """v = μ·v + g, p = p − lr·(g + μ·v), with the weight decay in g."""
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
+    parameter = nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = build_optimizer([parameter], settings.Optimizer("nesterov", 0.01, 0.1, momentum=0.8), CPU)
+    p, v = start.copy(), np.zeros(7)
+    for g in gradients:
+        g = g + 0.1 * p
+        v = 0.8 * v + g
+        p = p - 0.01 * (g + 0.8 * v)
+    np.testing.assert_allclose(train_on_numbers(optimizer, parameter, gradients), p, rtol=1e-12)
+
+
+def test_adams_first_step_is_the_learning_rate():
+    parameter = nn.Parameter(torch.zeros(3))
+    build = build_optimizer([parameter], settings.Optimizer("adam", 0.01), CPU)
+    moved = train_on_numbers(build, parameter, np.array([[5.0, -0.1, 2.0]], dtype=np.float32))
+    np.testing.assert_allclose(moved, [-0.01, 0.01, -0.01], rtol=1e-5)
+
+
+def test_parameters_that_do_not_train_are_left_out_and_the_rate_can_change():
+    frozen, parameter = nn.Parameter(torch.ones(1), requires_grad=False), nn.Parameter(torch.ones(1))
+    optimizer = build_optimizer([frozen, parameter], settings.Optimizer("nesterov", 0.5, momentum=0.0), CPU)
+    set_rate(optimizer, 0.25)
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    assert (frozen.item(), parameter.item()) == (1.0, 0.75)
+
+
+def test_gradients_take_the_strides_of_their_parameters():
+    parameter = nn.Parameter(
+        torch.randn(4, 1, 3, 3).as_strided((4, 1, 3, 3), (9, 1, 3, 1))
+    )  # channels_last, as cuDNN has it
+    other = nn.Parameter(torch.randn(3))
+    gradient = torch.randn(4, 1, 3, 3)
+    parameter.grad, other.grad = gradient.clone(), torch.randn(3)
+    address = other.grad.data_ptr()
+    align_gradients(torch.optim.SGD([parameter, other], lr=0.1))
+    assert parameter.grad.stride() == parameter.stride() != gradient.stride()
+    assert torch.equal(parameter.grad, gradient)
+    assert other.grad.data_ptr() == address

@@ -1,0 +1,69 @@
+"""One table in four forms."""
+
+import html
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+from record_helpers import catalog_record
+
+from mixnorm.reports import groups, tables
+from mixnorm.reports.table import Column, Measured, Table, text_column
+
+TABLE = Table(
+    "A <title>",
+    [text_column("run", "run"), Column("x", "x", digits=1, unit="%", missing="never"), Column("empty", "empty")],
+    [
+        {"run": "<b>a|b</b> & *c*", "x": Measured(1234.56, 0.04, n=2, of=3, paper=5.0)},
+        {"run": "none", "x": Measured(None, n=0, of=3, paper="never")},
+        {"run": "-0", "x": -0.04},
+    ],
+    ["a <note>"],
+)
+
+
+def test_cells():
+    column = TABLE.columns[1]
+    assert [column.text(row["x"]) for row in TABLE.rows] == ["1,234.6 ± 0.0% in 2 of 3", "never", "0.0%"]
+    assert [column.paper(row["x"]) for row in TABLE.rows] == ["paper 5.0%", "paper never", ""]
+    assert column.text(-12.34) == "−12.3%"
+    assert Measured.over([1.0, None, 3.0]) == Measured(2.0, pytest.approx(np.sqrt(2)), 2, 3)
+
+
+def test_html_table_escapes_and_has_every_cell():
+    text = TABLE.html()
+    assert "<b>" not in text
+    assert "<note>" not in text
+    assert html.escape("<b>a|b</b> & *c*") in text
+    assert text.count("<tr>") == 4
+    assert "paper 5.0%" in text
+
+
+def test_markdown_table_has_equal_columns_whatever_the_names():
+    lines = TABLE.markdown().splitlines()[:5]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {4}
+    assert r"\<b\>a\|b\</b\> \& \*c\*" in lines[2]
+
+
+def test_json_keeps_numbers():
+    found = json.loads(json.dumps(TABLE.json()))
+    assert found["rows"][0]["x"] == {"mean": 1234.56, "deviation": 0.04, "n": 2, "of": 3, "paper": 5.0}
+    assert found["columns"]["x"] == "x"
+
+
+def test_rich_table_fits_eighty_columns():
+    console = pytest.importorskip("rich.console").Console(width=80, file=sys.stdout, record=True)
+    made = [catalog_record(f"cifar-cnn/cifar100/{kind}", seed=seed) for kind in ("bn-2", "mn-2") for seed in (0, 1)]
+    [family] = groups.families(made)
+    console.print(tables.accuracies(family).rich())
+    text = console.export_text()
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "paper 59.04" in text
+    console.print(TABLE.rich())
+    assert "<b>a|b</b>" in console.export_text()
+
+
+def test_columns_without_a_cell_are_left_out():
+    assert [column.key for column in TABLE.used().columns] == ["run", "x"]
