@@ -1,0 +1,82 @@
+"""What all commands share. A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows where it arose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+
+try:
+    import typer
+    from typer.core import TyperGroup
+except ModuleNotFoundError:
+    raise SystemExit("The command line needs typer and rich: pip install 'mixnorm[tools]'") from None
+
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+
+
+class Commands(TyperGroup):
+    """Says which commands there are when one is unknown."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is None and not ctx.resilient_parsing:
+            fail(f"{ctx.command_path} {cmd_name} is unknown: choose from {', '.join(self.list_commands(ctx))}")
+        return command
+
+
+def fail(sentence: str) -> NoReturn:
+    typer.echo(sentence, err=True)
+    raise typer.Exit(2)
+
+
+@contextmanager
+def mistakes() -> Iterator[None]:
+    """Turns an error that is the user's to solve into its sentence."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
+        if isinstance(error, typer.Exit) or _debug:
+            raise
+        fail(_sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+_debug = False
+
+
+def _set_debug(value: bool) -> bool:
+    global _debug
+    _debug = _debug or value  # before the command or behind it
+    return value
+
+
+Debug = Annotated[bool, typer.Option("--debug", callback=_set_debug, help="Show where an error arose.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and no table.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder with the official files of the data set.")]
+
+
+def choose_device(device: str) -> torch.device:
+    choice("--device", device.partition(":")[0], ("auto", "cuda", "cpu"))
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("--device cuda: PyTorch finds no GPU here; use cpu")
+    return torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{option} {value} is unknown: choose from {', '.join(choices)}")
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,344 @@
+"""``mixnorm compare``, ``train`` and ``reproduce``: commands that train."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from mixnorm import reports
+from mixnorm.cli.common import (
+    INTERRUPTED,
+    Debug,
+    Device,
+    Json,
+    choice,
+    choose_device,
+    fail,
+    mistakes,
+    print_json,
+    typer,
+)
+from mixnorm.data import cifar
+from mixnorm.experiments import catalog, suite
+from mixnorm.experiments.build import is_own
+from mixnorm.experiments.config import OPTIMIZERS, PRECISIONS, RunConfig
+from mixnorm.experiments.progress import Display
+from mixnorm.experiments.records import Record
+from mixnorm.experiments.settings import Settings, defaults
+from mixnorm.reports.comparison import answers
+from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
+from mixnorm.reports.tables import accuracies, speed
+
+Data = Annotated[
+    str,
+    typer.Option("--data", help="digits, cifar10, cifar100, a folder with CIFAR's official files, or my_module:loaders."),
+]
+Model = Annotated[
+    str | None, typer.Option("--model", help="cifar-cnn, densenet-40-12, inception-v3, digits-cnn or my_module:build.")
+]
+Layers = Annotated[
+    str | None,
+    typer.Option("--layers", help="The batch norms to replace: the paper's layer names, or globs of modules; with commas."),
+]
+Components = Annotated[int | None, typer.Option("--components", "-k", min=1, help="K, the components of a mixture.")]
+EmIters = Annotated[int | None, typer.Option("--em-iters", min=0, help="The paper's EM iter.")]
+Option = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="Any other option of MixtureNorm2d, such as inference=mixture.")
+]
+Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the training images.")]
+BatchSize = Annotated[int | None, typer.Option("--batch-size", min=1)]
+OptimizerName = Annotated[str | None, typer.Option("--optimizer", help="rmsprop, nesterov or adam.")]
+Rate = Annotated[float | None, typer.Option("--lr", help="The initial learning rate.")]
+WeightDecay = Annotated[float | None, typer.Option("--weight-decay")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs of each, with seeds 0, 1, …")]
+Recalibrate = Annotated[
+    int,
+    typer.Option("--recalibrate", min=0, help="Evaluate a second time with statistics refilled from N training batches."),
+]
+Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16 (autocast).")]
+Validation = Annotated[
+    float,
+    typer.Option("--validation", min=0, max=0.9, help="Test on this share of the training images, to choose settings."),
+]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
+
+
+def compare(
+    data: Data = "digits",
+    model: Model = None,
+    layers: Layers = None,
+    components: Components = None,
+    em_iters: EmIters = None,
+    option: Option = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: OptimizerName = None,
+    lr: Rate = None,
+    weight_decay: WeightDecay = None,
+    seeds: Seeds = 5,
+    recalibrate: Recalibrate = 0,
+    precision: Precision = "fp32",
+    validation: Validation = 0.0,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder; one below runs/ for these settings, unless given.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Is mixture norm better than batch norm here, how much sooner, and what does it look like?
+
+    Trains both with several seeds, and leaves records, pictures and report.html in a folder. The same command goes on where
+    it was interrupted.
+
+    Example: mixnorm compare --data cifar10 --seeds 3
+
+    Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
+    returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
+    """
+    with mistakes():
+        where = choose_device(device)
+        settings, folder = _settings(
+            data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay, recalibrate,
+            precision, validation, where,
+        )  # fmt: skip
+        configs = settings.pair(seeds)
+        name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
+        root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
+    title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
+    _run(configs, root, where, folder, jobs, as_json=as_json, title=title)
+
+
+def train(
+    name: Annotated[str | None, typer.Argument(help="An experiment of the paper; or say it all with options.")] = None,
+    data: Data = "digits",
+    model: Model = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="The batch norms to replace; none of them, unless given.")
+    ] = None,
+    components: Components = None,
+    em_iters: EmIters = None,
+    option: Option = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: OptimizerName = None,
+    lr: Rate = None,
+    weight_decay: WeightDecay = None,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    recalibrate: Recalibrate = 0,
+    precision: Precision = "fp32",
+    validation: Validation = 0.0,
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """One run: batch norm, or with --layers mixture norm there.
+
+    Example: mixnorm train --data digits --layers conv2 --epochs 10
+
+    Example: mixnorm train cifar-cnn/cifar10/mn-2 --data cifar-folder
+    """
+    with mistakes():
+        where = choose_device(device)
+        if name is not None:
+            found = catalog.get(name).config
+            config = _shortened(found, seed, epochs, recalibrate, precision, validation, where)
+            folder = None if data == "digits" else Path(data)
+        else:
+            settings, folder = _settings(
+                data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
+                recalibrate, precision, validation, where,
+            )  # fmt: skip
+            kind = "mixture-norm" if layers else "batch-norm"
+            config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
+    _run([config], out, where, folder, 1, as_json=as_json, report=False)
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments, or globs such as 'cifar-cnn/cifar100/*'.")] = None,
+    seeds: Seeds = 1,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Instead of the paper's.")] = None,
+    recalibrate: Recalibrate = 0,
+    precision: Precision = "fp32",
+    validation: Validation = 0.0,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
+    ] = None,
+    jobs: Jobs = 1,
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
+    list_all: Annotated[bool, typer.Option("--list", help="Name all experiments, with the paper's figures.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Experiments of the paper, by their names.
+
+    Example: mixnorm reproduce cifar-cnn/cifar10/bn-2 cifar-cnn/cifar10/mn-2 --seeds 3
+
+    Example: mixnorm reproduce 'cifar-cnn/cifar100/*' --jobs 4
+    """
+    if list_all:
+        _list(as_json)
+        return
+    with mistakes():
+        if not names:
+            raise ValueError("which experiments? mixnorm reproduce --list names them")
+        where = choose_device(device)
+        found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
+        configs = [
+            _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, where)
+            for seed in range(seeds)
+            for experiment in found.values()
+        ]
+    _run(configs, out, where, data, jobs, as_json=as_json, title="The paper's experiments, measured again")
+
+
+def _settings(
+    data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
+    epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
+    recalibrate: int, precision: str, validation: float, device: torch.device,
+) -> tuple[Settings, Path | None]:  # fmt: skip
+    """The settings that the options make of the defaults, and the folder of the data."""
+    folder = None
+    if not is_own(data) and Path(data).is_dir():
+        folder, data = Path(data), cifar.name_of(Path(data))
+    choice("--precision", precision, PRECISIONS)
+    settings = defaults(data, model)
+    choice("--optimizer", optimizer or settings.optimizer.name, OPTIMIZERS)
+    chosen = {"name": optimizer, "lr": lr, "weight_decay": weight_decay}
+    mixture = {"num_components": components, "em_iters": em_iters} | dict(map(_assignment, option or ()))
+    changes = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "layers": None if layers is None else tuple(layer.strip() for layer in layers.split(",")),
+        "optimizer": dataclasses.replace(settings.optimizer, **_given(chosen)),
+        "options": settings.options | _given(mixture),
+        "recalibrate": recalibrate,
+        "precision": precision,
+        "validation": validation,
+        "channels_last": device.type == "cuda",  # which convolutions are fastest in
+    }
+    return dataclasses.replace(settings, **_given(changes)), folder
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """ "inference=mixture" as a name and a value."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--option {text} says no value: write it as name=value, such as inference=mixture")
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, words.get(value.lower(), value)
+
+
+def _shortened(
+    config: RunConfig,
+    seed: int,
+    epochs: int | None,
+    recalibrate: int,
+    precision: str,
+    validation: float,
+    device: torch.device,
+) -> RunConfig:
+    """An experiment as it was asked for; other epochs than the paper's stand in the report."""
+    choice("--precision", precision, PRECISIONS)
+    return dataclasses.replace(
+        config, seed=seed, epochs=epochs or config.epochs, recalibrate=recalibrate, precision=precision,
+        validation=validation, channels_last=device.type == "cuda",
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def _run(
+    configs: Sequence[RunConfig],
+    root: Path,
+    device: torch.device,
+    data_folder: Path | None,
+    jobs: int,
+    *,
+    as_json: bool,
+    title: str | None = None,
+    report: bool = True,
+) -> None:
+    """Trains, shows what came out, and writes the report; after Ctrl-C of what there is."""
+    code, failed = 0, {}
+    with mistakes():
+        try:
+            with Display([suite.run_name(config) for config in configs], file=_stderr(as_json)) as display:
+                failed = suite.run_all(configs, root, device=device, display=display, data_folder=data_folder, jobs=jobs)
+        except KeyboardInterrupt:
+            code = INTERRUPTED
+            typer.echo("\nInterrupted; the same command goes on from here.", err=True)
+        found = [record for record in (suite.recorded(config, root) for config in configs) if record and record.epochs]
+        page = reports.write(root, found, title=title) if report and found else None
+    for name, why in failed.items():
+        typer.echo(f"{name}: {why}", err=True)
+    if found:
+        _show(found, page, root, as_json)
+    elif not failed and not code:
+        fail(f"no run in {root} has finished an epoch")
+    raise typer.Exit(code or (2 if failed else 0))
+
+
+def _stderr(as_json: bool) -> Any:
+    """With JSON on stdout, progress goes elsewhere."""
+    import sys
+
+    return sys.stderr if as_json else None
+
+
+def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool) -> None:
+    groups = families(found)
+    ways = [PLAIN] + [RECALIBRATED] * any(run.config.recalibrate for run in found)
+    tables = [make(family, key) for family in groups for key in ways for make in (accuracies, speed)]
+    if as_json:
+        files = {"folder": str(root), "report": None if page is None else str(page)}
+        print_json({"answers": answers(groups), "tables": [table.json() for table in tables], **files})
+        return
+    from rich.console import Console
+
+    console = Console()
+    for table in tables:
+        console.print()
+        console.print(table.rich())
+    console.print()
+    for sentence in answers(groups):
+        console.print(sentence, highlight=False)
+    console.print(f"\nThe report is {page}" if page else f"\nThe records are in {root}", highlight=False, soft_wrap=True)
+
+
+def _list(as_json: bool) -> None:
+    rows = [
+        {
+            "name": experiment.name,
+            "epochs": experiment.config.epochs,
+            "layers": list(experiment.config.mixture.layers) if experiment.config.mixture else [],
+            "paper_accuracy": experiment.paper.get("max_accuracy"),
+        }
+        for experiment in catalog.EXPERIMENTS.values()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("experiment", "epochs", "mixture norm at", "paper's accuracy, %", box=None, pad_edge=False)
+    for row in rows:
+        accuracy = row["paper_accuracy"]
+        layers = ", ".join(row["layers"])  # type: ignore[arg-type]
+        table.add_row(row["name"], str(row["epochs"]), layers, f"{accuracy:.2f}" if accuracy else "")  # type: ignore[arg-type]
+    Console().print(table)
