@@ -77,6 +77,9 @@ ORDER = [
     "experiments.watch",
     "experiments.epochs",
     "experiments.train",
+    "experiments.build",
+    "experiments.settings",
+    "experiments.suite",
     "reports.table",
     "reports.groups",
     "reports.comparison",
@@ -89,7 +92,11 @@ ORDER = [
     "reports.markdown",
     "reports.html",
     "reports.__init__",
-    "cli",
+    "cli.common",
+    "cli.bench",
+    "cli.experiments",
+    "cli.results",
+    "cli.__init__",
     "__main__",
 ]
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
@@ -170,8 +177,8 @@ def test_models_stand_on_torch_alone(module):
         ("triton", {module for module in MODULES if module.startswith("ops.triton.")} | {"data.resident_kernel"}),
         ("matplotlib", {"demo", "bench.plots", "reports.figures"}),
         ("sklearn", {"bench.scikit_learn", "data.digits"}),
-        ("typer", {"cli"}),
-        ("rich", {"bench.display", "reports.table", "experiments.progress"}),
+        ("typer", {"cli.common"}),
+        ("rich", {"bench.display", "reports.table", "experiments.progress", "cli.experiments", "cli.results"}),
     ],
 )
 def test_optional_packages_are_imported_in_few_places(package, where):

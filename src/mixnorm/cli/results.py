@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from mixnorm import data as data_sets
 from mixnorm import reports
@@ -67,7 +67,7 @@ class _Download:
     """A bar while something is downloaded, on stderr."""
 
     def __enter__(self) -> _Download:
-        self.bar = None
+        self.bar: Any = None
         return self
 
     def show(self, done: int, total: int | None) -> None:

@@ -30,8 +30,10 @@ def prepare(config: RunConfig, device: torch.device, folder: Path | None = None)
     if isinstance(source, Resident) and not is_own(config.model):
         wanted = models.input_shape(config.model)
         if wanted != source.shape:
-            sizes = (" × ".join(map(str, shape)) for shape in (wanted, source.shape))
-            raise ValueError(f"{config.model} is for images of {next(sizes)}, but {config.data} has {next(sizes)}: choose another model or other data")  # fmt: skip
+            wants, has = (" × ".join(map(str, shape)) for shape in (wanted, source.shape))
+            raise ValueError(
+                f"{config.model} is for images of {wants}, but {config.data} has {has}: choose another model or other data"
+            )
     if config.mixture is not None:
         convert(model, norms(config.model, config.mixture), **config.mixture.options)
     return model, source

@@ -133,7 +133,9 @@ def _at_once(
     context = multiprocessing.get_context("spawn")  # a GPU does not survive a fork
     messages: Any = context.Queue()
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    waiting, running, failed = deque(todo), {}, {}
+    waiting = deque(todo)
+    running: dict[str, Any] = {}
+    failed: dict[str, str] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:

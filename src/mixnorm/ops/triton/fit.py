@@ -32,7 +32,17 @@ from mixnorm.ops import reference, reference_fit
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, nearest, posteriors, scaled_distances, tables
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
-from mixnorm.ops.triton.tiles import channels, channels_of_rows, load_tile, no_sums, over_channels, over_width, row_offsets
+from mixnorm.ops.triton.tiles import (
+    channels,
+    channels_of_rows,
+    load_tile,
+    no_sums,
+    over_channels,
+    over_width,
+    row_offsets,
+    tall,
+    wide,
+)
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at once
@@ -331,7 +341,9 @@ def _fit(
     STAGES: tl.constexpr,
 ):
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
-    d = channels_of_rows(W, S, V, BY_ROWS)
+    d = channels(S, V)
+    if x_ptr.dtype.element_ty != tl.float32:
+        d = channels_of_rows(W, S, V, BY_ROWS)
     numbers = K * (1 + 2 * dim)
     sample_ptr += b * size * dim
     totals_ptr += b * numbers
@@ -355,9 +367,9 @@ def _fit(
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
                 source = _source(points, draws_ptr, seed, size, stretch, rest, COUNTED)
                 x = load_tile(x_ptr, row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R), exists, d, dim, x_d)
-                pointers = sample_ptr + points.to(tl.int64)[:, :, None, None] * dim + d
-                tl.store(pointers, x, mask=exists[:, :, None, None] & (d < dim))
-                difference = x - center
+                pointers = sample_ptr + tall(points.to(tl.int64)) * dim + wide(d)
+                tl.store(pointers, x, mask=tall(exists) & wide(d < dim))
+                difference = x - wide(center)
                 squares = tl.where(exists, over_channels(difference * difference), 0.0)
                 tl.store(remaining_ptr + points, squares, mask=exists)
                 total += tl.sum(squares, axis=1)
@@ -388,7 +400,7 @@ def _fit(
                     closest = tl.load(remaining_ptr + old * size + points, mask=exists, other=0.0)
                     new_total = ()
                     for j in tl.static_range(CANDIDATES):
-                        difference = x - candidate[j]
+                        difference = x - wide(candidate[j])
                         squares = tl.where(exists, tl.minimum(closest, over_channels(difference * difference)), 0.0)
                         tl.store(remaining_ptr + (now + j) * size + points, squares, mask=exists)
                         new_total = new_total + (total[j] + tl.sum(squares, axis=1),)
@@ -427,7 +439,7 @@ def _fit(
         for block in range(program, blocks, programs):
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - anchor
+                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - wide(anchor)
                 scaled, squares = scaled_distances(centred, inverse, shift, K)
                 if step < hard_steps:
                     resp = nearest(squares, exists, K)

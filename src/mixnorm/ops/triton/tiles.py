@@ -193,7 +193,8 @@ def channels(S: tl.constexpr, V: tl.constexpr):
 @triton.jit
 def channels_of_rows(W: tl.constexpr, S: tl.constexpr, V: tl.constexpr, BY_ROWS: tl.constexpr):
     """The channels of a tile as (W, 1, S, V) where it goes by rows: each warp then reads what belongs to them for itself, as
-    it reads its rows, and nothing is exchanged. For a kernel that reads such numbers again and again."""
+    it reads its rows. The fit needs that in half precision: what it copies has other vectors than its sample, and the
+    compiler would carry them along through exchanges in every phase."""
     d = channels(S, V)[None, None, :, :]
     if BY_ROWS:
         d = tl.broadcast_to(d, (W, 1, S, V))
