@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 .PHONY: demo test lint bench clean
 
 demo: $(VENV)/installed
-	$(BIN)/python -m mixnorm.demo
+	$(BIN)/mixnorm compare
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
@@ -23,6 +23,7 @@ bench: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m mixnorm.ops.prepare   # compiles the loops for the CPU, once
 	touch $@
 
 clean:

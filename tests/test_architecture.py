@@ -35,6 +35,7 @@ ORDER = [
     "history",
     "layers",
     "convert",
+    "ops.prepare",
     "demo",
     "__init__",
     "models.conv_norm",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mixnorm.data.dataset import DataSet, channel_statistics
 
+READY_PIXELS = 1 << 24
 TRAINING, RECALIBRATION = 0, 1  # what random numbers are for, so that the two do not share them
 
 
@@ -65,6 +66,10 @@ class Resident:
         self._test_images, self._test_labels = (t.to(self.device) for t in (dataset.test.images, dataset.test.labels))
         self._rows, self._columns = (torch.arange(size, device=self.device) for size in self.shape[1:])
         self._plan = self._draw(0, 0, TRAINING).to(self.device)
+        # Small images are not worth the steps to make a batch of them: they are kept as they come out.
+        self._ready: Tensor | None = None
+        if not self.use_kernel and not self.augment and self._images.numel() <= READY_PIXELS:
+            self._ready = self._finish(self._standardized(self._images))
 
     def start_epoch(self, seed: int, epoch: int) -> None:
         """Draws the order, the crops and the flips of an epoch, from the two numbers alone."""
@@ -120,6 +125,8 @@ class Resident:
                 self._images, self._labels, plan, step, self._means, self._scales, self.pad, self.dtype, self.memory_format
             )
         index, top, left, flip = plan.index_select(0, step.remainder(len(plan)).view(1))[0]
+        if self._ready is not None:
+            return self._finish(self._ready[index]), self._labels[index]
         images = self._standardized(self._images[index])
         if self.augment:
             images = self._cropped(images, top, left, flip)
