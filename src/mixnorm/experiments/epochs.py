@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, recalibrate
+from mixnorm import recalibrate
 from mixnorm.experiments.config import RunConfig
+from mixnorm.experiments.mixtures import components_in_use, snapshot, snapshot_epochs
 from mixnorm.experiments.progress import Progress
 from mixnorm.experiments.schedule import build_optimizer, set_rate
 from mixnorm.experiments.source import Source, seed_everything
@@ -99,6 +100,7 @@ class Training:
             "train_seconds": self.train_seconds,
             "seconds": self.seconds,
             "components": components_in_use(self.model),
+            "mixtures": snapshot(self.model) if self.epoch in snapshot_epochs(self.config.epochs) else None,
         }
 
     def _start_epoch(self) -> float:
@@ -153,10 +155,3 @@ def _copy(value: Any) -> Any:
             copied._metadata = value._metadata  # type: ignore[attr-defined]
         return copied
     return copy.deepcopy(value)
-
-
-def components_in_use(model: nn.Module) -> dict[str, float]:
-    """How many components the last batch used, for each mixture norm; the mean where a layer has several mixtures."""
-    norms = {name: m for name, m in model.named_modules() if isinstance(m, (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d))}
-    counts = {name: norm.effective_components() for name, norm in norms.items()}
-    return {name: c if isinstance(c, int) else c.double().mean().item() for name, c in counts.items()}

@@ -2,7 +2,8 @@
 
 Lines are JSON objects of four kinds. ``run`` opens a record with the configuration and environment, ``epoch`` follows each
 epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped. Errors are
-fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null.
+fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null. What ``components``
+and ``mixtures`` hold, ``experiments.mixtures`` says.
 """
 
 from __future__ import annotations

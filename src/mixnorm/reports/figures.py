@@ -52,17 +52,22 @@ def draw(families: Sequence[Family], folder: Path) -> list[Picture]:
     """All pictures that the records have the figures for."""
     import matplotlib as mpl
 
-    folder.mkdir(parents=True, exist_ok=True)
     made: list[tuple[Picture, Figure]] = []
     with mpl.rc_context(STYLE):
         for panel in panels(families):
             made += _curves(panel)
         for family in families:
             made += [drawn for group in family.groups if (drawn := components(group)) is not None]
-        for picture, figure in made:
-            figure.savefig(folder / f"{picture.name}.png", dpi=200, facecolor="white")
-            figure.savefig(folder / f"{picture.name}.svg", facecolor="white", metadata={"Date": None})
+        save(made, folder)
     return [picture for picture, _ in made]
+
+
+def save(made: Sequence[tuple[Picture, Figure]], folder: Path) -> None:
+    """Writes both files of each picture."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture, figure in made:
+        figure.savefig(folder / f"{picture.name}.png", dpi=200, facecolor="white")
+        figure.savefig(folder / f"{picture.name}.svg", facecolor="white", metadata={"Date": None})
 
 
 def _curves(panel: Panel) -> list[tuple[Picture, Figure]]:
@@ -192,12 +197,15 @@ def components(group: Group) -> tuple[Picture, Figure] | None:
 
 def _figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=SIZE, layout="constrained")
     axis = figure.add_subplot()
     axis.set_title(title.replace("$", r"\$"), color=INK, wrap=True)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
+    if x == "epoch":
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, axis
 
 
