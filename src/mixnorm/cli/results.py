@@ -87,18 +87,51 @@ class _Download:
 
 
 def inspect(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run, or of several.", metavar="RUN")],
-    layer: Annotated[
-        str | None, typer.Option("--layer", help="The norm to look at; the first mixture norm, unless given.")
-    ] = None,
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, finished or under way.", metavar="RUN")],
+    layer: Annotated[str | None, typer.Option("--layer", help="The norm to look at; unless given, a mixture norm.")] = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, typer.Option("--out", help="For the pictures; the run's folder, unless given.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="For the pictures; unless given, in the run.")] = None,
     device: Device = "auto",
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What the norms see and do: densities with their components, how the components evolve, how many are in use.
+    """What a norm sees and does: densities of channels before and after, how the components evolve, how many are in use.
 
     Example: mixnorm inspect runs/digits-digits-cnn-1a2b3c4d/mixture-norm/seed-0
+
+    Example: mixnorm inspect runs/reproduce/inception-v3/cifar100/mn-4/seed-0 --layer inc2.0.2.4
     """
+    from mixnorm.experiments import build, inspection
+
     with mistakes():
-        choose_device(device)
+        record = records.read(_record(folder))
+        where = choose_device(device)
+        model, source = build.prepare(record.config, where, data)
+        epochs = inspection.load_weights(model, folder)
+        images = next(iter(source.train_batches(1, seed=record.config.seed)))
+        view = inspection.layer_densities(model.to(where), images, layer)
+        try:
+            from mixnorm.reports import inspection as pictures
+
+            paths = pictures.write(out or folder / "inspection", densities=view, record=record, layer=view.layer)
+        except ModuleNotFoundError:
+            raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
+    if as_json:
+        print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
+        return
+    typer.echo(f"{view.layer} after {epochs} epochs:")
+    for path in paths:
+        typer.echo(f"  {path}")
+    if len(paths) == 1:
+        typer.echo("The components over the training are shown for mixture norms alone: choose one with --layer.")
+
+
+def _record(folder: Path) -> Path:
+    """The record of a run's folder."""
+    path = folder / records.NAME
+    if path.is_file():
+        return path
+    below = sorted(found.parent for found in folder.rglob(records.NAME)) if folder.is_dir() else []
+    if below:
+        raise ValueError(f"{folder} has {len(below)} runs: choose one, such as {below[-1]}")
+    raise ValueError(f"{folder} has no run: mixnorm compare, train or reproduce makes one")
