@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mixnorm.bench.table import Row
 from mixnorm.experiments.records import Record
-from mixnorm.reports import comparison, cost, details, figures, groups, tables
+from mixnorm.reports import comparison, cost, details, figures, groups, inspection, tables
 from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, Family
 from mixnorm.reports.table import Table
@@ -82,7 +83,8 @@ def assemble(
     if any(group.has(RECALIBRATED) for family in families for group in family.groups):
         sections.append(_results(families, RECALIBRATED, paper))
     further = tuple(picture for picture in pictures if _is_further(picture))
-    sections.append(Section("Inside the training", pictures=further))
+    inside = () if missing else tuple(_inside(families, figures_dir))
+    sections.append(Section("Inside the training", pictures=further + inside))
     if any(row["benchmark"] == "cost" for row in cost_rows):
         sections.append(Section("What it costs", tables=(cost.table(cost_rows),)))
     every = tuple(table for family in families for table in details.settings(family))
@@ -91,6 +93,22 @@ def assemble(
     sections.append(Section("Where the figures come from", tables=(details.environments(records),), folded=True))
     kept = tuple(section for section in sections if section.text or section.tables or section.pictures)
     return Report(title or _title(families), tuple(_answers(families)), _key_figures(families), kept, figures_dir)
+
+
+def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
+    """The views of one run with mixture norms, where the report is about one comparison: how its components evolved and, if
+    ``mixnorm inspect`` has looked at it, the densities."""
+    mixtures = [group for family in families for group in family.groups if not group.is_batch_norm and group.runs]
+    if len(mixtures) != 1:
+        return []
+    run = mixtures[0].runs[0]
+    found = inspection.draw(folder, record=run)
+    looked_at = [] if run.path is None else sorted((run.path.parent / inspection.FOLDER).glob("densities-*.svg"))
+    for path in looked_at:
+        for file in (path, path.with_suffix(".png")):
+            shutil.copyfile(file, folder / file.name)
+        found.append(Picture(path.stem, "Densities before and after batch norm and mixture norm", "", wide=True))
+    return found
 
 
 def _is_further(picture: Picture) -> bool:

@@ -41,11 +41,12 @@ WINDOW = 10  # epochs, the paper's
 
 @dataclass(frozen=True)
 class Picture:
-    """Two files in a folder, ``name.png`` and ``name.svg``, and what to say about them."""
+    """Two files in a folder, ``name.png`` and ``name.svg``, and what to say about them. ``wide``: as wide as the page."""
 
     name: str
     title: str
     caption: str
+    wide: bool = False
 
 
 def draw(families: Sequence[Family], folder: Path) -> list[Picture]:

@@ -42,4 +42,6 @@ def _picture(picture: Picture, folder: Path) -> str:
     """An SVG as an image of its own, so that the names inside two of them cannot clash."""
     data = base64.b64encode((folder / f"{picture.name}.svg").read_bytes()).decode()
     image = f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.title, quote=True)}">'
-    return f"<figure>{image}<figcaption>{escape(picture.caption)}</figcaption></figure>"
+    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
+    kind = ' class="wide"' if picture.wide else ""
+    return f"<figure{kind}>{image}{caption}</figure>"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ POINTS = 150  # on a curve
 STEPS = np.linspace(-3.5, 3.5, 57)  # deviations from its mean, where every component has points of its own
 MIN_VARIANCE = 1e-12
 SPIKES = " Spikes are cut off."
+FOLDER = "inspection"  # in the folder of a run
 
 
 def write(
@@ -35,19 +37,32 @@ def write(
         record: of the training, for the components over its epochs.
         layer: whose components; ``None`` is the first mixture norm.
     """
+    made = draw(folder, densities=densities, record=record, layer=layer, counts=True)
+    return [folder / f"{picture.name}.png" for picture in made]
+
+
+def draw(
+    folder: Path,
+    *,
+    densities: LayerDensities | None = None,
+    record: Record | None = None,
+    layer: str | None = None,
+    counts: bool = False,
+) -> list[Picture]:
+    """As :func:`write`, the last view only with ``counts``; returns the pictures for a report."""
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
         made = [] if densities is None else [before_and_after(densities)]
         if record is not None:
-            drawn = (evolution(record, layer), in_use(record))
+            drawn = (evolution(record, layer), in_use(record) if counts else None)
             made += [one for one in drawn if one is not None]
         for picture, figure in made:
             width = round(17 * figure.get_figwidth())  # letters in a line
             caption = textwrap.fill(picture.caption, width)
             figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=FAINT, linespacing=1.4)
         save(made, folder)
-    return [folder / f"{picture.name}.png" for picture, _ in made]
+    return [replace(picture, caption="", wide=True) for picture, _ in made]
 
 
 def before_and_after(view: LayerDensities) -> tuple[Picture, Figure]:

@@ -28,5 +28,6 @@ def _section(section: Section, pictures: Path, folder: Path) -> list[str]:
         lines += ["", table.markdown()]
     for picture in section.pictures:
         path = Path(pictures / f"{picture.name}.png").resolve().relative_to(folder.resolve()).as_posix()
-        lines += ["", f"![{escape_markdown(picture.title)}]({quote(path)})", "", escape_markdown(picture.caption)]
+        lines += ["", f"![{escape_markdown(picture.title)}]({quote(path)})"]
+        lines += ["", escape_markdown(picture.caption)] if picture.caption else []
     return lines
