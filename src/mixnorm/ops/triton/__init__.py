@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mixnorm.ops import reference
 from mixnorm.ops.differentiable import gradients
-from mixnorm.ops.triton import evaluation, tiles, transform
+from mixnorm.ops.triton import evaluation, gradient, tiles, transform
 from mixnorm.ops.triton import statistics as _statistics
 from mixnorm.ops.triton.fit import em, sample_and_fit
 from mixnorm.ops.triton.queue import push, slot_weights
@@ -71,7 +71,7 @@ def mix_backward(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the points, γ (D,) and β (D,)."""
-    found, grad_weight, grad_bias = transform.mix_backward(
+    found, grad_weight, grad_bias = gradient.mix_backward(
         grad, points, _planar(resp), _contiguous(statistics), _dense(weight), _dense(bias), **options
     )
     if grad_weight.shape[0] == 1:

@@ -10,6 +10,8 @@ affine_mode    a                    c         b
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
@@ -18,6 +20,16 @@ _RELU, _LEAKY_RELU, _SILU, _GELU = (tl.constexpr(code) for code in (1, 2, 3, 4))
 _LEAK = tl.constexpr(0.01)
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
+
+
+def transform_options(has_weight: bool, has_bias: bool, activation: str | None, affine_mode: str) -> dict[str, Any]:
+    """What the kernels of the transform and of its gradient are compiled for."""
+    return {
+        "HAS_WEIGHT": has_weight,
+        "HAS_BIAS": has_bias,
+        "ACTIVATION": ACTIVATIONS[activation],
+        "IN_STATISTICS": affine_mode == "statistics",
+    }
 
 
 @triton.jit
@@ -75,3 +87,28 @@ def activation_slope(z, ACTIVATION: tl.constexpr):
         return 0.5 * (1.0 + tl.erf(z * _SQRT_HALF)) + z * _INV_SQRT_2PI * tl.exp(-0.5 * z * z)
     else:
         return tl.full(z.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def load_lines(
+    weights_ptr,
+    means_ptr,
+    variances_ptr,
+    gamma,
+    beta,
+    d,
+    dim,
+    eps,
+    K: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+):
+    """1/√λ, and slope and centre (S, V), of every component."""
+    factor, slope, centre = (), (), ()
+    for k in tl.static_range(K):
+        mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
+        variance = tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0)
+        a, c = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        factor = factor + (inverse_sqrt(tl.load(weights_ptr + k)),)
+        slope = slope + (a,)
+        centre = centre + (c,)
+    return factor, slope, centre

@@ -1,0 +1,332 @@
+"""The gradient of the transform in two passes over the tensor: sums over the points, then ∂L/∂x of each."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from mixnorm.ops.triton import tiles
+from mixnorm.ops.triton.components import (
+    activation_slope,
+    inverse_sqrt,
+    line,
+    load_lines,
+    load_parameter,
+    transform_options,
+)
+from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
+from mixnorm.ops.triton.tiles import (
+    channels,
+    load_tile,
+    no_sums,
+    over_rows,
+    over_width,
+    row_offsets,
+    rows_of_tile,
+    store_tile,
+    tall,
+    wide,
+)
+
+Statistics = tuple[Tensor, Tensor, Tensor]
+LINES_COLUMNS = 4
+LINES_ELEMENTS = 96 * 128  # that a program holds at once
+
+
+def mix_backward(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    activation: str | None,
+    affine_mode: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points."""
+    components = resp.shape[2]
+    grad_points = torch.empty_like(points)
+    sums_plan, lines_plan, plan = _gradient_plans(
+        tiles.describe(points), grad.stride(), grad_points.stride(), components, weight is not None, bias is not None, eps,
+        activation, affine_mode,
+    )  # fmt: skip
+    new: Any = {"dtype": torch.float32, "device": points.device}
+    batch, dim = points.shape[0], points.shape[3]
+    sums, lines = torch.empty(sums_plan.info["sums"], **new), torch.empty(batch, 2, components, dim, **new)
+    grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
+    given = (*statistics, weight, bias)
+    launch(sums_plan, (points, grad, resp, *given), (sums,))
+    launch(lines_plan, given, (sums, lines, grad_weight, grad_bias))
+    launch(plan, (points, grad, resp, *given), (lines, grad_points))
+    return grad_points, grad_weight, grad_bias
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _gradient_plans(
+    points: tiles.Described, grad_strides: tuple[int, ...], out_strides: tuple[int, ...], components: int, has_weight: bool,
+    has_bias: bool, eps: float, activation: str | None, affine_mode: str,
+) -> tuple[Plan, Plan, Plan]:  # fmt: skip
+    batch, outer, inner, dim = points.shape
+    m = outer * inner
+    common = {**transform_options(has_weight, has_bias, activation, affine_mode), "K": components}
+    grad, out = points._replace(strides=grad_strides), points._replace(strides=out_strides)
+
+    shape = tiles.tile(points, components, "gradient_sums")
+    count = tiles.programs(points, shape, "gradient_sums")
+    x, g = tiles.walk(points, shape), tiles.walk(grad, shape)
+    constants = {**common, **shape._asdict(), "PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align}
+    sums_plan = Plan(
+        _gradient_sums, (count, batch), (m, inner, dim // x.align, *x[:4], *g[:4], eps), constants,
+        sums=(batch, count, 2, components, dim),
+    )  # fmt: skip
+
+    most = tiles.power_of_two_below(LINES_ELEMENTS // (2 * components * LINES_COLUMNS))
+    constants = {**common, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(most, power_of_two(count))}
+    lines_plan = Plan(_gradient_lines, (cdiv(dim, LINES_COLUMNS), batch), (m, dim, count, eps), constants)
+
+    shape = tiles.tile(points, components, "gradient")
+    x, g, y = tiles.walk(points, shape), tiles.walk(grad, shape), tiles.walk(out, shape)
+    constants = {
+        **common, **shape._asdict(), "PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align,
+        "Y_PATH": y.path, "Y_ALIGN": y.align,
+    }  # fmt: skip
+    numbers = (m, inner, dim // x.align, *x[:4], *g[:4], *y[:4], eps)
+    return sums_plan, lines_plan, Plan(_gradient, (tiles.programs(points, shape, "gradient"), batch), numbers, constants)
+
+
+@triton.jit
+def _gradient_sums(
+    x_ptr,  # (B, outer, inner, D)
+    grad_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    sums_ptr,  # (B, G, 2, K, D), written: P_k = Σ ν_k·act'·g and Q_k = Σ ν_k·act'·g·(x - c_k)
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    g_b,
+    g_o,
+    g_i,
+    g_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    G_PATH: tl.constexpr,
+    G_ALIGN: tl.constexpr,
+):
+    program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = channels(S, V)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    _, slope, centre = load_lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    first, second = (), ()
+    for _ in tl.static_range(K):
+        first = first + (no_sums(W, S, V, BY_ROWS),)
+        second = second + (no_sums(W, S, V, BY_ROWS),)
+    for tile in tl.range(program, tl.cdiv(m, W * R), programs, num_stages=STAGES):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
+        new_first, new_second = (), ()
+        for k in tl.static_range(K):
+            resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
+            centred = x - wide(centre[k])
+            weighted = tall(resp) * grad
+            if ACTIVATION != 0:
+                z = wide(slope[k]) * centred
+                if not IN_STATISTICS:
+                    z += wide(beta)
+                weighted *= activation_slope(z, ACTIVATION)
+            new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
+            new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
+        first, second = new_first, new_second
+    sums_ptr += (b * programs + program) * 2 * K * dim
+    for k in tl.static_range(K):
+        tl.store(sums_ptr + k * dim + d, over_width(first[k], BY_ROWS), mask=d < dim)
+        tl.store(sums_ptr + (K + k) * dim + d, over_width(second[k], BY_ROWS), mask=d < dim)
+
+
+@triton.jit
+def _gradient_lines(
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    sums_ptr,  # (B, G, 2, K, D)
+    lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
+    grad_gamma_ptr,  # (B, D), written
+    grad_beta_ptr,  # (B, D), written
+    m,
+    dim,
+    programs,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
+    b = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums_ptr += b * programs * 2 * K * dim
+    first, second = (), ()
+    for _ in tl.static_range(K):
+        first = first + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+        second = second + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+    for start in range(0, programs, PROGRAMS):
+        g = start + tl.arange(0, PROGRAMS)
+        mask = (g < programs)[:, None] & (d < dim)[None, :]
+        pointers = sums_ptr + g[:, None] * (2 * K) * dim + d[None, :]
+        new_first, new_second = (), ()
+        for k in tl.static_range(K):
+            new_first = new_first + (first[k] + tl.load(pointers + k * dim, mask=mask, other=0.0),)
+            new_second = new_second + (second[k] + tl.load(pointers + (K + k) * dim, mask=mask, other=0.0),)
+        first, second = new_first, new_second
+
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    grad_gamma = tl.zeros((COLUMNS,), tl.float32)
+    grad_beta = tl.zeros((COLUMNS,), tl.float32)
+    lines_ptr += b * 2 * K * dim
+    for k in tl.static_range(K):
+        share = tl.load(weights_ptr + b * K + k)
+        factor = inverse_sqrt(share)
+        row = (b * K + k) * dim + d
+        mean = tl.load(means_ptr + row, mask=d < dim, other=0.0)
+        variance = tl.load(variances_ptr + row, mask=d < dim, other=1.0)
+        slope, _ = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        p = tl.sum(first[k], axis=0)
+        q = tl.sum(second[k], axis=0) * factor
+        grad_mean = -slope * p * factor
+        if IN_STATISTICS:
+            grad_scale = -0.5 * slope * slope * slope * q  # with respect to γ·σ² + ε
+            grad_variance = grad_scale * tl.maximum(gamma, 0.0)
+            grad_gamma += tl.where(gamma >= 0, grad_scale * variance, 0.0)
+            grad_beta += grad_mean
+        else:
+            inverse = 1.0 / tl.sqrt(variance + eps)
+            grad_variance = -0.5 * gamma * inverse * inverse * inverse * q
+            grad_gamma += inverse * q
+            # Without an activation β is added once, and Σ_k ν_k = 1.
+            grad_beta += p if ACTIVATION == 0 else p * factor
+        in_use = tl.where(share > 0, 1.0 / (share * m), 0.0)
+        tl.store(lines_ptr + k * dim + d, grad_mean * in_use, mask=d < dim)
+        tl.store(lines_ptr + (K + k) * dim + d, 2.0 * grad_variance * in_use, mask=d < dim)
+    tl.store(grad_gamma_ptr + b * dim + d, grad_gamma, mask=d < dim)
+    tl.store(grad_beta_ptr + b * dim + d, grad_beta, mask=d < dim)
+
+
+@triton.jit
+def _gradient(
+    x_ptr,  # (B, outer, inner, D)
+    grad_ptr,  # (B, outer, inner, D)
+    resp_ptr,  # (B, K, m)
+    weights_ptr,  # λ (B, K)
+    means_ptr,  # (B, K, D)
+    variances_ptr,  # (B, K, D)
+    gamma_ptr,  # (D,)
+    beta_ptr,  # (D,)
+    lines_ptr,  # (B, 2, K, D)
+    out_ptr,  # (B, outer, inner, D), written
+    m,
+    inner,
+    dim_units,
+    x_b,
+    x_o,
+    x_i,
+    x_d,
+    g_b,
+    g_o,
+    g_i,
+    g_d,
+    y_b,
+    y_o,
+    y_i,
+    y_d,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+    K: tl.constexpr,
+    W: tl.constexpr,
+    R: tl.constexpr,
+    S: tl.constexpr,
+    V: tl.constexpr,
+    BY_ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    PATH: tl.constexpr,
+    ALIGN: tl.constexpr,
+    G_PATH: tl.constexpr,
+    G_ALIGN: tl.constexpr,
+    Y_PATH: tl.constexpr,
+    Y_ALIGN: tl.constexpr,
+):
+    """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
+    b = tl.program_id(1).to(tl.int64)
+    dim = dim_units * ALIGN
+    d = channels(S, V)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    factor, slope, centre = load_lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
+    )
+    mean, offset, tilt = (), (), ()
+    for k in tl.static_range(K):
+        mean = mean + (tl.load(means_ptr + (b * K + k) * dim + d, mask=d < dim, other=0.0),)
+        offset = offset + (tl.load(lines_ptr + (b * 2 * K + k) * dim + d, mask=d < dim, other=0.0),)
+        tilt = tilt + (tl.load(lines_ptr + (b * 2 * K + K + k) * dim + d, mask=d < dim, other=0.0),)
+    for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
+        points, exists = rows_of_tile(tile, m, W, R)
+        x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
+        g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
+        x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
+        grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
+        out = tl.zeros((W, R, S, V), tl.float32)
+        for k in tl.static_range(K):
+            resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
+            direct = wide(factor[k] * slope[k]) * grad
+            if ACTIVATION != 0:
+                z = wide(slope[k]) * (x - wide(centre[k]))
+                if not IN_STATISTICS:
+                    z += wide(beta)
+                direct *= activation_slope(z, ACTIVATION)
+            through = wide(offset[k]) + wide(tilt[k]) * (x - wide(mean[k]))
+            out += tall(resp) * (direct + through)
+        y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
+        store_tile(out_ptr + b * y_b, out, y_rows, exists, d, dim, y_d)
