@@ -1,5 +1,8 @@
 """The compiled loops against the reference, in every layout and at every size where their tiles are not full."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -174,3 +177,14 @@ def test_function_transforms_go_through_the_reference():
     x, resp, upstream = rand(20, 3), soft(20, 2), rand(20, 3, seed=6)
     found = torch.func.grad(lambda x: (mixture_normalize(x, resp) * upstream).sum())(x)
     assert_close([found], with_gradients(lambda x: mixture_normalize(x, resp), x, upstream=upstream)[1:])
+
+
+def test_the_threads_of_the_loops_do_not_become_those_of_torch():
+    """Both may use OpenMP, which has one number of threads for all."""
+    code = (
+        "import numba, torch; torch.set_num_threads(1); assert torch.get_num_threads() == 1;"
+        "from mixnorm.ops import compiled; numba.get_num_threads(); print(torch.get_num_threads())"
+    )
+    environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert result.stdout.strip() == "1"

@@ -28,6 +28,11 @@ _ACTIVATION_CODES = {
 Statistics = tuple[Tensor, Tensor, Tensor]
 PRODUCT_BLOCK = 1 << 18  # elements of a block of points that goes through matrix products, small enough for the cache
 
+# Numba's threads start here and not in the first kernel: with OpenMP, their number would become torch's as well.
+_threads = torch.get_num_threads()
+numba.get_num_threads()
+torch.set_num_threads(_threads)
+
 
 def fit(
     x: Tensor,
