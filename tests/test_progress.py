@@ -63,6 +63,29 @@ def test_bars_show_names_accuracy_speed_and_time(terminal, monkeypatch):
     assert all(len(line.rstrip()) <= 80 for line in last)
 
 
+def test_more_runs_than_the_terminal_has_lines(terminal, monkeypatch):
+    monkeypatch.setenv("LINES", "12")
+    names = [f"run {number}" for number in range(30)]
+    with Display(names, terminal) as display:
+        for number, name in enumerate(names):
+            run = display.run(name)
+            run.start(name, 1, 1, 0)
+            shown = [task.description for task in display.bars.tasks if task.visible]
+            assert len(shown) <= 11  # the cursor has a line of its own
+            assert {"all runs", name, *names[number + 1 : number + 2], *names[max(0, number - 3) : number]} <= set(shown)
+            run.epoch({"epoch": 1, "test_error": 0.5})
+            run.end("finished")
+
+
+def test_in_the_end_the_time_of_all_runs_is_shown(terminal, monkeypatch):
+    clock = Clock(monkeypatch)
+    with Display(["a", "b"], terminal) as display:
+        for name in ("a", "b"):
+            clock.now += 40
+            one_run(display.run(name))
+    assert re.search(r"all runs +━+ 2/2 +1:20", terminal.text().splitlines()[-3])
+
+
 def test_lines_where_there_is_no_terminal(monkeypatch):
     clock, file = Clock(monkeypatch), io.StringIO()
 

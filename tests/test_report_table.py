@@ -1,13 +1,14 @@
 """One table in four forms."""
 
 import html
+import io
 import json
 import re
 import sys
 
 import numpy as np
 import pytest
-from record_helpers import catalog_record
+from record_helpers import MIXTURE, catalog_record, config, curve, record
 
 from mixnorm.reports import groups, tables
 from mixnorm.reports.table import Column, Measured, Table, text_column
@@ -63,6 +64,25 @@ def test_rich_table_fits_eighty_columns():
     assert "paper 59.04" in text
     console.print(TABLE.rich())
     assert "<b>a|b</b>" in console.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_names_and_numbers_stay_in_one_piece_in_a_terminal(width):
+    console = pytest.importorskip("rich.console").Console(width=width, file=io.StringIO(), record=True)
+    names = ("batch-norm", "mixture-norm")
+    made = [record(config(name, 20, seed, MIXTURE if name == names[1] else None), curve(20, 0.9, 0.1 + seed / 20, 8, 0, 0))
+            for name in names for seed in (0, 1)]  # fmt: skip
+    [family] = groups.families(made)
+    for table in (tables.accuracies(family), tables.speed(family)):
+        console.print(table.rich())
+        text = console.export_text()
+        assert all(len(line) <= width for line in text.splitlines())
+        for row in table.rows:
+            assert row["run"] in text
+            for column in table.columns:
+                if column.numeric:
+                    number = column.text(row.get(column.key)).replace(" ± ", "±").split(" in ")
+                    assert all(part in text for part in number)
 
 
 def test_columns_without_a_cell_are_left_out():

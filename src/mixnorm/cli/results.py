@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from mixnorm import data as data_sets
 from mixnorm import reports
 from mixnorm.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
 from mixnorm.experiments import records
+from mixnorm.experiments.progress import Download
 from mixnorm.reports.comparison import answers
 from mixnorm.reports.groups import families
 from mixnorm.reports.tables import accuracies, speed
@@ -52,38 +53,16 @@ def data(
 
     Example: mixnorm data cifar10 --data ~/cifar-10-batches-py
     """
-    with mistakes(), _Download() as download:
+    with mistakes(), Download() as download:
         found = data_sets.prepare(name, folder, download.show)
-    rows = data_sets.describe(found)
     if as_json:
-        print_json(dict(rows))
+        sizes = {"train_images": len(found.train), "test_images": len(found.test), "classes": found.num_classes}
+        print_json({"name": found.name, **sizes, "image": list(found.train.images.shape[1:]), "augment": found.augment})
         return
+    rows = data_sets.describe(found)
     width = max(len(key) for key, _ in rows)
     for key, value in rows:
         typer.echo(f"{key:{width}}  {value}")
-
-
-class _Download:
-    """A bar while something is downloaded, on stderr."""
-
-    def __enter__(self) -> _Download:
-        self.bar: Any = None
-        return self
-
-    def show(self, done: int, total: int | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-        if self.bar is None:
-            columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
-            self.bar.start()
-            self.task = self.bar.add_task("download", total=total)
-        self.bar.update(self.task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def inspect(

@@ -72,6 +72,7 @@ class Display:
             self.line(f"{len(self.names)} run{'s' * (len(self.names) > 1)}: {', '.join(self.names)}")
         for name in self.names:
             self.run(name)
+        self.arrange()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,9 +92,23 @@ class Display:
             seconds = time.monotonic() - self.started
             left = _duration((len(self.runs) - done) * seconds / (done - before)) if done > before else ""
             finished = sum(run.ended for run in self.runs.values())
+            if finished == len(self.runs):
+                left = _duration(seconds)  # as beside a run that has ended
             self.bars.update(
                 self.total, completed=done, total=len(self.runs), epoch=f"{finished}/{len(self.runs)}", left=left
             )
+
+    def arrange(self) -> None:
+        """Of more runs than a terminal has lines: those that run, a few that come next, and the last that ended."""
+        room = self.bars.console.height - 2 if self.bars else 0  # without the line of all runs, and that of the cursor
+        if 0 < room < len(self.runs):
+            ended, rest = ([run for run in self.runs.values() if run.ended is which] for which in (True, False))
+            running = [run for run in rest if run.epochs]
+            coming = [run for run in rest if not run.epochs][: max(1, room // 4)]
+            last = max(0, room - len(running) - len(coming))
+            shown = [*ended[len(ended) - min(last, len(ended)) :], *running, *coming]
+            for run in self.runs.values():
+                self.bars.update(run.bar, visible=run in shown)
 
     def line(self, text: str) -> None:
         print(text, file=self.file, flush=True)
@@ -121,6 +136,7 @@ class _Run:
         self.started = time.monotonic()
         if self.display.bars:
             self.display.bars.start_task(self.bar)
+            self.display.arrange()
             self._show()
         else:
             rest = f", {done} of them done" if done else ""
@@ -147,6 +163,7 @@ class _Run:
         if self.display.bars:
             self.display.bars.update(self.bar, speed=reason, left=text)
             self.display.bars.stop_task(self.bar)
+            self.display.arrange()
             self.display.show_total()
         else:
             accuracy = f", accuracy {self.accuracy}" if self.accuracy else ""
@@ -174,6 +191,29 @@ class _Run:
         if self.timed_from is None or not done or not seconds:
             return "preparing", ""
         return f"{done / seconds:.3g} steps/s", _duration((self.epochs * self.steps - self.done) * seconds / done)
+
+
+class Download:
+    """A bar on stderr while something is downloaded. Use it as a context."""
+
+    def __enter__(self) -> Download:
+        self.bar: Any = None
+        return self
+
+    def show(self, done: int, total: int | None) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        if self.bar is None:
+            columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+            self.bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self.bar.start()
+            self.task = self.bar.add_task("download", total=total)
+        self.bar.update(self.task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
 
 def _duration(seconds: float) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+NAME_WIDTH = 24  # characters of a name that a terminal shows in one piece
 
 
 @dataclass(frozen=True)
@@ -137,23 +140,31 @@ class Table:
         return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
 
     def rich(self) -> Any:
-        """A ``rich.table.Table``, for eighty columns: numbers are written closely, so that they do not break into lines."""
+        """A ``rich.table.Table``, for eighty columns: numbers are written closely, and stay in one piece if they can."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
 
         made = RichTable(
-            box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, title_justify="left", caption_justify="left"
-        )
-        made.title, made.caption = Text(self.title, "bold"), Text("\n".join(self.notes))
-        for column in self.columns:
-            made.add_column(Text(column.heading), justify="right" if column.numeric else "left", overflow="fold")
-        for row in self.rows:
-            cells = []
-            for column in self.columns:
-                text, paper = column.text(row.get(column.key)).replace(" ± ", "±"), column.paper(row.get(column.key))
-                cells.append(Text.assemble(text, (f"\n{paper}" if paper else "", "dim")))
-            made.add_row(*cells)
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title_justify="left",
+            caption_justify="left",
+        )  # fmt: skip
+        made.title, made.caption = Text(self.title + "\n", "bold"), Text("\n".join(["", *self.notes]) if self.notes else "")
+        cells = [[_narrow(column, row.get(column.key)) for column in self.columns] for row in self.rows]
+        for i, column in enumerate(self.columns):
+            longest = max((len(line) for row in cells for part in row[i] for line in part.splitlines()), default=0)
+            heading = column.heading
+            if column.numeric:  # no wider than the numbers, unless a word is
+                width = max(longest, *map(len, heading.split()))
+                parts = heading.replace(", ", ",\n").splitlines()
+                heading = "\n".join(line for part in parts for line in textwrap.wrap(part, width))
+            # The name of a row stays in one piece, too, unless it would take the room of the numbers.
+            whole = column.numeric or (i == 0 and longest <= NAME_WIDTH)
+            made.add_column(
+                Text(heading), justify="right" if column.numeric else "left", overflow="fold", no_wrap=whole
+            )  # fmt: skip
+        for row in cells:
+            made.add_row(*(Text.assemble(text, (paper, "dim")) for text, paper in row))
         return made
 
     def json(self) -> dict[str, Any]:
@@ -166,6 +177,14 @@ class Table:
             "rows": [{column.key: value(row.get(column.key)) for column in self.columns} for row in self.rows],
             "notes": list(self.notes),
         }
+
+
+def _narrow(column: Column, value: Value) -> tuple[str, str]:
+    """A cell for a terminal, and the paper's figure on a line below it."""
+    text, paper = column.text(value), column.paper(value)
+    if column.numeric:
+        text = text.replace(" ± ", "±").replace(" in ", "\nin ")
+    return text, f"\n{paper}" if paper else ""
 
 
 def escape_markdown(text: str) -> str:
