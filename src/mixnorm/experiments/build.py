@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from torch import nn
 
 from mixnorm import convert, data, models
 from mixnorm.data import DataSet, Resident
+from mixnorm.data.download import Progress
 from mixnorm.experiments.config import Mixture, RunConfig
 from mixnorm.experiments.source import Loaders, Source
+from mixnorm.experiments.watch import NotFinite
 
 
 def prepare(config: RunConfig, device: torch.device, folder: Path | None = None) -> tuple[nn.Module, Source]:
@@ -26,24 +28,32 @@ def prepare(config: RunConfig, device: torch.device, folder: Path | None = None)
     """
     source = make_source(config, device, folder)
     torch.manual_seed(config.seed)
-    model = make_model(config, getattr(source, "num_classes", None))
-    if isinstance(source, Resident) and not is_own(config.model):
-        wanted = models.input_shape(config.model)
-        if wanted != source.shape:
-            wants, has = (" × ".join(map(str, shape)) for shape in (wanted, source.shape))
-            raise ValueError(
-                f"{config.model} is for images of {wants}, but {config.data} has {has}: choose another model or other data"
-            )
-    if config.mixture is not None:
-        convert(model, norms(config.model, config.mixture), **config.mixture.options)
-    return model, source
+    if isinstance(source, Resident):
+        return make_model(config, source.num_classes, source.shape), source
+    return make_model(config), source
+
+
+def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Progress | None = None) -> None:
+    """Raises where a model or data cannot be made. Downloads what the cache lacks, and tells ``progress``."""
+    sizes: dict[str, tuple[Any, ...]] = {}
+    checked = []
+    for config in configs:
+        if config.data not in sizes and is_own(config.data):
+            make_source(config, torch.device("cpu"))
+            sizes[config.data] = ()
+        elif config.data not in sizes:
+            dataset = _dataset(config.data, folder, progress)
+            sizes[config.data] = (dataset.num_classes, tuple(dataset.train.images.shape[1:]))
+        if (config.model, config.data, config.mixture) not in checked:
+            make_model(config, *sizes[config.data])
+            checked.append((config.model, config.data, config.mixture))
 
 
 def make_source(config: RunConfig, device: torch.device, folder: Path | None = None) -> Source:
     if is_own(config.data):
-        loaders = own(config.data)()
+        loaders = _called(config.data)
         if not isinstance(loaders, (tuple, list)) or len(loaders) != 2:
-            raise ValueError(f"{config.data} must return two loaders, (train, test), but returned {type(loaders).__name__}")
+            raise ValueError(f"{config.data} must return two loaders, (train, test), but returned {_kind(loaders)}")
         return Loaders(*loaders, device=device, channels_last=config.channels_last)
     dataset = _dataset(config.data, folder)
     if config.validation:
@@ -53,16 +63,26 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
     )  # fmt: skip
 
 
-def make_model(config: RunConfig, num_classes: int | None) -> nn.Module:
-    if not is_own(config.model):
-        if num_classes is None:
+def make_model(
+    config: RunConfig, num_classes: int | None = None, shape: tuple[int, ...] | None = None
+) -> nn.Module:  # fmt: skip
+    """``num_classes`` and ``shape`` (C, H, W) of the data are known unless it is the user's."""
+    if is_own(config.model):
+        model = _called(config.model, num_classes=num_classes)
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"{config.model} must return a torch.nn.Module, but returned {_kind(model)}")
+    else:
+        wanted = models.input_shape(config.model)
+        if num_classes is None or shape is None:
             raise ValueError(f"with --data {config.data} the model must be yours, too: --model my_module:build")
-        return models.build(config.model, num_classes)
-    build = own(config.model)
-    takes_classes = "num_classes" in inspect.signature(build).parameters
-    model = build(num_classes=num_classes) if takes_classes and num_classes is not None else build()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{config.model} must return a torch.nn.Module, but returned {type(model).__name__}")
+        if wanted != shape:
+            wants, has = (" × ".join(map(str, sizes)) for sizes in (wanted, shape))
+            raise ValueError(
+                f"{config.model} is for images of {wants}, but {config.data} has {has}: choose another model or other data"
+            )
+        model = models.build(config.model, num_classes)
+    if config.mixture is not None:
+        model = convert(model, norms(config.model, config.mixture), **config.mixture.options)
     return model
 
 
@@ -87,22 +107,66 @@ def own(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
+    if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ValueError(f"{module_name!r} is no module: write {name} as Python imports it, such as my_module:build")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name != module_name.split(".")[0] and error.name != module_name:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(f"{module_name} needs the module {error.name}: install it") from error
         raise ValueError(
-            f"there is no module {module_name!r}: run the command in the folder of {module_name.split('.')[0]}.py"
+            f"there is no module {error.name!r}: run the command in the folder of {error.name.split('.')[0]}.py"
         ) from error
+    except Exception as error:
+        raise ValueError(f"{module_name} cannot be imported ({_told(error)}): mend it, --debug shows where") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-        has = f"it has {', '.join(known)}" if known else "it has no function"
+        has = f"it has {', '.join(known)}" if known else "it has no function at all"
         raise ValueError(f"{module_name} has no function {function_name!r}: {has}")
     return function
 
 
-@functools.lru_cache(maxsize=2)
-def _dataset(name: str, folder: Path | None) -> DataSet:
-    return data.prepare(name, folder)
+def _called(name: str, **wanted: Any) -> Any:
+    """What a user's function returns. It gets those of the arguments that it asks for, and that there are."""
+    function = own(name)
+    try:
+        known = inspect.signature(function).parameters
+        return function(**{key: value for key, value in wanted.items() if key in known and value is not None})
+    except Exception as error:
+        raise ValueError(f"{name} raised {_told(error)}: mend it, --debug shows where") from error
+
+
+@contextmanager
+def explained(config: RunConfig) -> Iterator[None]:
+    """Makes a sentence of what a user's model or data raises while it is trained, and of memory that is full."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError("the memory of the GPU is full: use a smaller batch, or run fewer --jobs at once") from error
+    except (ValueError, OSError, NotFinite):
+        raise
+    except Exception as error:
+        yours = [name for name in (config.model, config.data) if is_own(name)]
+        if not yours:
+            raise
+        raise ValueError(f"to train {' with '.join(yours)} raised {_told(error)}: mend it, --debug shows where") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "nothing" if value is None else f"an object of the type {type(value).__name__}"
+
+
+_datasets: dict[tuple[str, Path | None], DataSet] = {}  # one run after the other reads the same
+
+
+def _dataset(name: str, folder: Path | None, progress: Progress | None = None) -> DataSet:
+    if (name, folder) not in _datasets:
+        _datasets[name, folder] = data.prepare(name, folder, progress)
+    return _datasets[name, folder]

@@ -66,7 +66,7 @@ def train(
                 progress.start(config.name, config.epochs, source.steps_per_epoch, done=config.epochs)
                 progress.epoch(record.epochs[-1])
             else:
-                with _on(device), _stopped_by_sigterm():
+                with _on(device), stopped_by_sigterm():
                     training = Training(config, model, source, device)
                     _run(training, folder, record, progress, checkpoint_seconds)
             reason = "finished"
@@ -178,7 +178,7 @@ def _on(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
+def stopped_by_sigterm() -> Iterator[None]:
     """SIGTERM ends the process as Ctrl-C does, with what is under way tidied up, unless someone else handles it."""
     in_main = threading.current_thread() is threading.main_thread()  # the only one that may set a handler
     if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
