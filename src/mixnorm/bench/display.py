@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
 from mixnorm.bench import goals
 from mixnorm.bench.cases import Case
@@ -23,7 +23,8 @@ MARKS = {True: "✓", False: "✗", None: ""}
 class Display:
     """A :class:`mixnorm.bench.run.Watcher`. Use it as a context."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self.file = file
         self.started = time.monotonic()
         self.progress: Any = None
         self.console: Any = None
@@ -32,7 +33,7 @@ class Display:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         except ModuleNotFoundError:
             return
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, file=file)
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         if self.console.is_terminal:
             self.progress = Progress(*columns, console=self.console, auto_refresh=False, transient=True)
@@ -77,7 +78,7 @@ class Display:
         if self.console:
             self.console.print(text, markup=False, soft_wrap=True)
         else:
-            print(text, flush=True)
+            print(text, file=self.file, flush=True)
 
 
 def show(rows: Sequence[Row]) -> None:

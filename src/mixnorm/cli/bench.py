@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,6 +46,7 @@ def _benchmark(name: str, text: str) -> None:
         reference: Reference = False,
         layout: Layout = "channels_last",
         commit: Commit = None,
+        as_json: Json = False,
     ) -> None:
         with mistakes():
             kind = choose_device(device).type
@@ -56,26 +58,29 @@ def _benchmark(name: str, text: str) -> None:
             cases = select(cases, [term for terms in only or () for term in terms.split(",")])
             settings = Settings(kind, backend, reference, quick, seconds, commit)
             table = Table(out)
-        _measure(cases, settings, table)
+        _measure(cases, settings, table, as_json)
 
     example = f"mixnorm bench {name} --out bench.csv --only K=3 --seconds 120"
     bench.command(name, help=f"{text}\n\nExample: {example}")(command)
 
 
-def _measure(cases: list[Any], settings: Settings, table: Table) -> None:
+def _measure(cases: list[Any], settings: Settings, table: Table, as_json: bool) -> None:
     from mixnorm.bench.display import Display, show
 
     code = 0
     try:
-        with Display() as display:
+        with Display(sys.stderr if as_json else None) as display:
             run(cases, settings, table, display)
     except KeyboardInterrupt:
         code = 130
     except OSError as error:  # such as a full disk
         typer.echo(f"{table.path} could not be written: {error.strerror}", err=True)
         code = 2
-    show(table.rows)
-    if table.path and not code:
+    if as_json:
+        print_json(table.rows)
+    else:
+        show(table.rows)
+    if table.path and not code and not as_json:
         typer.echo(f"\n{len(table.rows)} rows are in {table.path}; mixnorm bench plot {table.path} draws them.")
     raise typer.Exit(code)
 

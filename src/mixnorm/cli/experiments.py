@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,18 +18,19 @@ from mixnorm.cli.common import (
     Json,
     choice,
     choose_device,
-    fail,
     mistakes,
     print_json,
+    show_trace,
     typer,
 )
-from mixnorm.data import cifar
+from mixnorm.data import NAMES, cifar
 from mixnorm.experiments import catalog, suite
 from mixnorm.experiments.build import is_own
 from mixnorm.experiments.config import OPTIMIZERS, PRECISIONS, RunConfig
-from mixnorm.experiments.progress import Display
+from mixnorm.experiments.progress import Display, Download
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.settings import Settings, defaults
+from mixnorm.experiments.suite import Failure
 from mixnorm.reports.comparison import answers
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
 from mixnorm.reports.tables import accuracies, speed
@@ -149,8 +150,12 @@ def train(
         where = choose_device(device)
         if name is not None:
             found = catalog.get(name).config
+            _refuse(
+                name, model=model, layers=layers, components=components, em_iters=em_iters, option=option,
+                batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
+            )  # fmt: skip
             config = _shortened(found, seed, epochs, recalibrate, precision, validation, where)
-            folder = None if data == "digits" else Path(data)
+            folder = None if data in ("digits", found.data) else Path(data)
         else:
             settings, folder = _settings(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
@@ -207,7 +212,9 @@ def _settings(
 ) -> tuple[Settings, Path | None]:  # fmt: skip
     """The settings that the options make of the defaults, and the folder of the data."""
     folder = None
-    if not is_own(data) and Path(data).is_dir():
+    if not (data in NAMES or is_own(data)) and (Path(data).is_dir() or len(Path(data).parts) > 1):
+        if not Path(data).is_dir():
+            raise ValueError(f"there is no folder {data}: name one with CIFAR's official files, or a data set")
         folder, data = Path(data), cifar.name_of(Path(data))
     choice("--precision", precision, PRECISIONS)
     settings = defaults(data, model)
@@ -226,6 +233,13 @@ def _settings(
         "channels_last": device.type == "cuda",  # which convolutions are fastest in
     }
     return dataclasses.replace(settings, **_given(changes)), folder
+
+
+def _refuse(name: str, **settings: Any) -> None:
+    """Settings that an experiment of the paper has of its own."""
+    given = [f"--{setting.replace('_', '-')}" for setting in _given(settings)]
+    if given:
+        raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out, or the name and say it all")
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -280,23 +294,33 @@ def _run(
     report: bool = True,
 ) -> None:
     """Trains, shows what came out, and writes the report; after Ctrl-C of what there is."""
-    code, failed = 0, {}
+    code = 0
+    failed: dict[str, Failure] = {}
     with mistakes():
+        with Download() as download:
+            suite.check(configs, root, data_folder, download.show)
         try:
             with Display([suite.run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
                 failed = suite.run_all(configs, root, device=device, display=display, data_folder=data_folder, jobs=jobs)
         except KeyboardInterrupt:
             code = INTERRUPTED
-            typer.echo("\nInterrupted; the same command goes on from here.", err=True)
-        found = [record for record in (suite.recorded(config, root) for config in configs) if record and record.epochs]
-        page = reports.write(root, found, title=title) if report and found else None
-    for name, why in failed.items():
-        typer.echo(f"{name}: {why}", err=True)
-    if found:
-        _show(found, page, root, as_json)
-    elif not failed and not code:
-        fail(f"no run in {root} has finished an epoch")
+            typer.echo("\nInterrupted: the same command goes on from here.", err=True)
+        _tell(failed)
+        found = [record for record in (suite.recorded(config, root) for config in configs) if record]
+        if any(record.epochs for record in found):
+            page = reports.write(root, found, title=title) if report else None
+            _show(found, page, root, as_json)
     raise typer.Exit(code or (2 if failed else 0))
+
+
+def _tell(failed: Mapping[str, Failure]) -> None:
+    """A line for each reason, with the runs that it ended."""
+    runs: dict[str, list[str]] = {}
+    for name, failure in failed.items():
+        show_trace(failure.trace)
+        runs.setdefault(failure.sentence, []).append(name)
+    for sentence, names in runs.items():
+        typer.echo(f"{', '.join(names)}: {sentence}", err=True)
 
 
 def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool) -> None:
@@ -313,9 +337,8 @@ def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool)
     for table in tables:
         console.print()
         console.print(table.rich())
-    console.print()
     for sentence in answers(groups):
-        console.print(sentence, highlight=False)
+        console.print(f"\n{sentence}", highlight=False, markup=False)
     console.print(f"\nThe report is {page}" if page else f"\nThe records are in {root}", highlight=False, soft_wrap=True)
 
 
@@ -335,9 +358,13 @@ def _list(as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("experiment", "epochs", "mixture norm at", "paper's accuracy, %", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("experiment", no_wrap=True)  # to be copied
+    table.add_column("epochs", justify="right", no_wrap=True)
+    table.add_column("mixture norm at")
+    table.add_column("paper", justify="right", no_wrap=True)
     for row in rows:
         accuracy = row["paper_accuracy"]
         layers = ", ".join(row["layers"])  # type: ignore[arg-type]
-        table.add_row(row["name"], str(row["epochs"]), layers, f"{accuracy:.2f}" if accuracy else "")  # type: ignore[arg-type]
+        table.add_row(row["name"], str(row["epochs"]), layers, f"{accuracy:.2f}%" if accuracy else "")  # type: ignore[arg-type]
     Console().print(table)
