@@ -100,8 +100,8 @@ ORDER = [
     "reports.__init__",
     "cli.common",
     "cli.bench",
-    "cli.experiments",
     "cli.results",
+    "cli.experiments",
     "cli.__init__",
     "__main__",
 ]

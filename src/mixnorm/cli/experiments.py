@@ -23,6 +23,7 @@ from mixnorm.cli.common import (
     show_trace,
     typer,
 )
+from mixnorm.cli.results import inspect_run
 from mixnorm.data import NAMES, cifar
 from mixnorm.experiments import catalog, suite
 from mixnorm.experiments.build import is_own
@@ -113,7 +114,7 @@ def compare(
         name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
         root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
     title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
-    _run(configs, root, where, folder, jobs, as_json=as_json, title=title)
+    _run(configs, root, where, folder, jobs, as_json=as_json, title=title, inside=True)
 
 
 def train(
@@ -292,6 +293,7 @@ def _run(
     as_json: bool,
     title: str | None = None,
     report: bool = True,
+    inside: bool = False,
 ) -> None:
     """Trains, shows what came out, and writes the report; after Ctrl-C of what there is."""
     code = 0
@@ -308,9 +310,22 @@ def _run(
         _tell(failed)
         found = [record for record in (suite.recorded(config, root) for config in configs) if record]
         if any(record.epochs for record in found):
+            if inside:
+                _look_inside(found, device, data_folder)
             page = reports.write(root, found, title=title) if report else None
             _show(found, page, root, as_json)
     raise typer.Exit(code or (2 if failed else 0))
+
+
+def _look_inside(found: Sequence[Record], device: torch.device, data_folder: Path | None) -> None:
+    """Draws what the first mixture norm does, for the report; what goes wrong there does not concern the comparison."""
+    run = next((record for record in found if record.config.mixture is not None and record.epochs), None)
+    if run is None or run.path is None:
+        return
+    try:
+        inspect_run(run.path.parent, device, data_folder)
+    except (ValueError, OSError, RuntimeError) as error:
+        typer.echo(f"The densities could not be drawn: {error}", err=True)
 
 
 def _tell(failed: Mapping[str, Failure]) -> None:

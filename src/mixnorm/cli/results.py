@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
+
 from mixnorm import data as data_sets
 from mixnorm import reports
 from mixnorm.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
-from mixnorm.experiments import records
+from mixnorm.experiments import build, inspection, records
+from mixnorm.experiments.inspection import LayerDensities
 from mixnorm.experiments.progress import Download
+from mixnorm.reports import inspection as pictures
 from mixnorm.reports.comparison import answers
 from mixnorm.reports.groups import families
 from mixnorm.reports.tables import accuracies, speed
@@ -80,21 +84,8 @@ def inspect(
 
     Example: mixnorm inspect runs/reproduce/inception-v3/cifar100/mn-4/seed-0 --layer inc2.0.2.4
     """
-    from mixnorm.experiments import build, inspection
-
     with mistakes():
-        record = records.read(_record(folder))
-        where = choose_device(device)
-        model, source = build.prepare(record.config, where, data)
-        epochs = inspection.load_weights(model, folder)
-        images = next(iter(source.train_batches(1, seed=record.config.seed)))
-        view = inspection.layer_densities(model.to(where), images, layer)
-        try:
-            from mixnorm.reports import inspection as pictures
-
-            paths = pictures.write(out or folder / "inspection", densities=view, record=record, layer=view.layer)
-        except ModuleNotFoundError:
-            raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
+        view, epochs, paths = inspect_run(folder, choose_device(device), data, layer, out)
     if as_json:
         print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
         return
@@ -103,6 +94,22 @@ def inspect(
         typer.echo(f"  {path}")
     if len(paths) == 1:
         typer.echo("The components over the training are shown for mixture norms alone: choose one with --layer.")
+
+
+def inspect_run(
+    folder: Path, device: torch.device, data: Path | None, layer: str | None = None, out: Path | None = None
+) -> tuple[LayerDensities, int, list[Path]]:
+    """What a norm of a run sees on a training batch, after how many epochs, and the pictures of it."""
+    record = records.read(_record(folder))
+    model, source = build.prepare(record.config, device, data)
+    epochs = inspection.load_weights(model, folder)
+    images = next(iter(source.train_batches(1, seed=record.config.seed)))
+    view = inspection.layer_densities(model.to(device), images, layer)
+    try:
+        paths = pictures.write(out or folder / pictures.FOLDER, densities=view, record=record, layer=view.layer)
+    except ModuleNotFoundError:
+        raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
+    return view, epochs, paths
 
 
 def _record(folder: Path) -> Path:
