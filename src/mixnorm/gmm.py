@@ -156,9 +156,10 @@ def fit_points(
 ) -> tuple[Tensor, ops.Statistics]:
     """The fit itself: ``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
 
-    ``ranks``: the sample is one of all ranks' points, which the first rank fits to, with its random numbers; the others get
-    the mixture, and the sample only if ``sample_everywhere``. ``fixed``: the same numbers every time in place of random ones. ``counter``: numbers of a stream that begins anew each
+    ``fixed``: the same numbers every time in place of random ones. ``counter``: numbers of a stream that begins anew each
     time it changes, for CUDA graphs, where a draw from PyTorch's generator costs two more launches a replay.
+    ``ranks``: a sample of all ranks' points, which the first rank fits to with its own random numbers. The others get its
+    mixture, and the sample only if ``sample_everywhere``.
     """
     options: dict[str, Any] = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
     seeds = reference_fit.num_uniforms(num_components) if init is None else num_components

@@ -112,7 +112,7 @@ class _MixtureNorm(MixtureHistory):
         with no_autocast(x):
             points = to_points(x, self.population, self.num_groups or 1)
             if group is not None:
-                y = self._normalize_over_group(points, weight, bias, group)
+                y = distributed.outside_compiler(self._normalize_batch, points, weight, bias, group)
             elif self.training or not self.keeps_history:
                 y = self._normalize_batch(points, weight, bias)
             else:
@@ -120,17 +120,12 @@ class _MixtureNorm(MixtureHistory):
             y = from_points(y, self.population, like=x)
         return y.contiguous(memory_format=_memory_format(x))
 
-    @torch.compiler.disable(reason="statistics over a process group need the sizes of all ranks' batches")
-    def _normalize_over_group(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any) -> Tensor:
-        ranks = distributed.meet(points, group)
-        if ranks.total == 0:
-            return empty_like_affine(points, weight, bias)
-        return self._normalize_batch(points, weight, bias, ranks)
-
-    def _normalize_batch(
-        self, points: Tensor, weight: Tensor | None, bias: Tensor | None, ranks: distributed.Ranks | None = None
-    ) -> Tensor:
+    def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
+        start = self._warm_mixture(points) if self.seeding == "warm" and self.training else None
+        ranks = None if group is None else distributed.meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
+        if count == 0:  # on all ranks
+            return empty_like_affine(points, weight, bias)
         if count == 1 and self.training:
             raise ValueError(
                 f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
@@ -145,7 +140,7 @@ class _MixtureNorm(MixtureHistory):
                 em_iters=self.em_iters,
                 min_weight=self.min_weight,
                 min_variance=max(self.eps, MIN_VARIANCE),
-                init=self._warm_mixture(points) if self.seeding == "warm" and self.training else None,
+                init=start,
                 generator=None,
                 fixed=not self.training,
                 counter=self.num_batches_tracked if self.training and self.keeps_history and _in_graph(points) else None,
@@ -275,6 +270,7 @@ class _MixtureNorm(MixtureHistory):
             "activation": None,
             "population": "batch",
             "num_groups": None,
+            "process_group": None,
         }
         changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join([text, *changed])

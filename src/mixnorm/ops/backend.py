@@ -265,9 +265,7 @@ def mix_backward(points: Tensor, components: int, backend: str) -> Any:
     return _implementation(points, backend, components).mix_backward
 
 
-def mix_backward_in_parts(
-    points: Tensor, components: int, weight: Tensor | None, bias: Tensor | None, backend: str
-) -> Any:
+def mix_backward_in_parts(points: Tensor, components: int, weight: Tensor | None, bias: Tensor | None, backend: str) -> Any:
     """The function that computes the gradients of :func:`mix` and lets its sums be changed on the way, or ``None``."""
     implementation = _implementation(points, backend, components)
     in_parts = hasattr(implementation, "push") and _is_per_feature(weight, points) and _is_per_feature(bias, points)

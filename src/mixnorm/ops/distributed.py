@@ -6,6 +6,7 @@ A training step of a layer sends four messages forward and one backward; docs/ma
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from mixnorm.ops import backend as ops
 from mixnorm.ops import reference, reference_fit
+from mixnorm.ops.differentiable import gradients
 
 WORLD = "world"  # the default group, whatever it is when the layer runs
 
@@ -104,14 +106,19 @@ class Ranks:
     def from_first(self, mixture: ops.Statistics | None, sample: Tensor, num_components: int) -> ops.Statistics:
         """The first rank's mixture of the sample (B, s, D), on every rank."""
         batch, dim = sample.shape[0], sample.shape[2]
-        shape = (batch, num_components, 1 + 2 * dim)
-        if mixture is None:
-            message = sample.new_empty(shape)
-        else:
-            message = torch.cat((mixture[0].unsqueeze(-1), *mixture[1:]), dim=-1)
+        message = sample.new_empty(batch, num_components, 1 + 2 * dim)
+        if mixture is not None:
+            torch.cat((mixture[0].unsqueeze(-1), *mixture[1:]), dim=-1, out=message)
         dist.broadcast(message, group_src=0, group=self.group)
         weights, means, variances = (part.contiguous() for part in message.split((1, dim, dim), dim=-1))
         return weights.squeeze(-1), means, variances
+
+
+def outside_compiler(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Calls the function as it is also in a compiled model: what ranks tell each other decides the shapes that follow."""
+    if torch.compiler.is_compiling():
+        function = torch.compiler.disable(function)
+    return function(*arguments)
 
 
 def meet(points: Tensor, group: Any) -> Ranks:
@@ -153,9 +160,7 @@ def transform_batch(
     return _Transform.apply(points, resp, *statistics, weight, bias, ranks, backend, options), statistics
 
 
-def em_step(
-    points: Tensor, mixture: ops.Statistics, ranks: Ranks, *, backend: str
-) -> tuple[Tensor, ops.Statistics]:
+def em_step(points: Tensor, mixture: ops.Statistics, ranks: Ranks, *, backend: str) -> tuple[Tensor, ops.Statistics]:
     """ν (B, m, K) of this rank's points under the mixture, and λ, μ, σ² of all ranks' points under their ν.
 
     Each rank's moments become sums of ν, ν·(x - μ) and ν·(x - μ)² about the mixture's own means, in fp64: these add up.
@@ -219,10 +224,10 @@ class _Transform(torch.autograd.Function):
         kernel = ops.mix_backward_in_parts(points, resp.shape[2], weight, bias, ctx.backend) if wanted and count else None
         if kernel is not None:
             found = kernel(grad, points, resp, statistics, weight, bias, over_ranks=over_ranks, **ctx.options)
-            found = [found[0], *(None if p is None else g.to(p.dtype) for g, p in zip(found[1:], (weight, bias), strict=True))]
         else:
             found = _gradients(grad, points, resp, statistics, weight, bias, over_ranks if wanted else None, ctx.options)
-        return found[0], None, None, None, None, found[1], found[2], None, None, None
+        of_weight, of_bias = (None if p is None else g for g, p in zip(found[1:], (weight, bias), strict=True))
+        return found[0], None, None, None, None, of_weight, of_bias, None, None, None
 
 
 def _gradients(
@@ -236,26 +241,20 @@ def _gradients(
     options: dict[str, Any],
 ) -> list[Tensor | None]:
     """The gradients of the points (with ``over_ranks``), γ and β: autograd's with μ and σ² held fixed, and through them."""
-    x, weights = points.to(resp.dtype).flatten(1, 2), statistics[0]
+    x, (weights, means, variances) = points.to(resp.dtype).flatten(1, 2), statistics
+    leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, means, variances, weight, bias)]
     with torch.enable_grad():
-        inputs = [None if t is None else t.detach().requires_grad_() for t in (x, weight, bias, *statistics[1:])]
-        x_leaf, gamma, beta, means, variances = inputs
-        assert x_leaf is not None and means is not None and variances is not None
         mixing = resp * reference.inverse_sqrt(weights).unsqueeze(1)
-        parameters = (ops.flat_like(gamma, points), ops.flat_like(beta, points))
-        y = reference.mix_components(x_leaf, mixing, means, variances, *parameters, **options)
-    leaves = [t for t in inputs if t is not None]
-    found = iter(torch.autograd.grad(y, leaves, grad.flatten(1, 2).to(y.dtype)))
-    grad_x, grad_weight, grad_bias, grad_means, grad_variances = (None if t is None else next(found) for t in inputs)
+        parameters = (ops.flat_like(leaf, points) for leaf in leaves[3:])
+        y = reference.mix_components(leaves[0], mixing, *leaves[1:3], *parameters, **options)
+    found: list[Any] = gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
+    grad_x, grad_means, grad_variances, *of_parameters = found
     if over_ranks is None:
-        return [None, grad_weight, grad_bias]
-    assert grad_x is not None and grad_means is not None and grad_variances is not None
+        return [None, *of_parameters]
     numbers = weights.unsqueeze(-1) * max(x.shape[1], 1)
-    per_point = torch.where(numbers > 0, 1 / numbers, 0)
-    lines = torch.stack((grad_means * per_point, 2 * grad_variances * per_point), dim=1)
+    lines = torch.stack((grad_means, 2 * grad_variances), dim=1) * torch.where(numbers > 0, 1 / numbers, 0).unsqueeze(1)
     over_ranks(lines)
-    offsets, tilts = lines.unbind(1)
-    for k in range(resp.shape[2]):
-        through = offsets[:, k, None] + tilts[:, k, None] * (x - statistics[1][:, k, None])
+    for k, (offset, tilt) in enumerate(zip(*(line.unbind(1) for line in lines.unbind(1)), strict=True)):
+        through = offset.unsqueeze(1) + tilt.unsqueeze(1) * (x - means[:, k, None])
         grad_x = torch.addcmul(grad_x, resp[..., k, None], through)
-    return [grad_x.to(points.dtype).unflatten(1, points.shape[1:3]), grad_weight, grad_bias]
+    return [grad_x.to(points.dtype).unflatten(1, points.shape[1:3]), *of_parameters]
