@@ -47,7 +47,7 @@ CASES = {
     "all empty": Case((0, 0, 0, 0)),
     "other seeds": Case((4, 5, 3, 2), seeds_differ=True),
     "channel": Case((3, 0, 4, 2), {"population": "channel"}),
-    "channel, relu": Case((3, 2), {"population": "channel", "activation": "relu"}),
+    "channel, relu": Case((6, 5), {"population": "channel", "activation": "relu"}),
     "relu, paper's affine": Case((3, 5), {"activation": "relu", "affine_mode": "statistics"}),
     "gelu": Case((3, 1, 2, 2), {"activation": "gelu"}),
     "one component": Case((3, 0, 2, 2), {"num_components": 1}),
@@ -67,7 +67,7 @@ CASES = {
     "1d": Case((20, 9, 0, 30), layer=mixnorm.MixtureNorm1d, shape=(CHANNELS,)),
     "3d": Case((2, 3), layer=mixnorm.MixtureNorm3d, shape=(CHANNELS, 3, 2, 2)),
     "checkpointed": Case((3, 2), checkpointed=True),
-    "checkpointed, warm": Case((3, 2), {"seeding": "warm"}, checkpointed=True),
+    "checkpointed, warm": Case((6, 5), {"seeding": "warm"}, checkpointed=True),
     "compiled": Case((3, 2), compiled=True),
 }
 
@@ -240,28 +240,38 @@ def data_parallel(rank, pair):
     from torch.distributed.fsdp import fully_shard
 
     found = {}
-    part = slice(2 * rank, 2 * rank + 2)
+    equal, unequal = slice(2 * rank, 2 * rank + 2), (slice(0, 3), slice(3, 3), slice(3, 7), slice(7, 8))[rank]
     for name, options in DATA_PARALLEL.items():
+        part = unequal if name == "plain" else equal
         model = DistributedDataParallel(network(), find_unused_parameters=True, **options)
         train(model, part, scale=4, accumulate=name == "accumulate")
         found[name] = dict(model.module.state_dict())
     model = network()
     for layer in (model.body[0], model.body[1], model.body[3], model):  # a norm on its own, and one with the rest
         fully_shard(layer)
-    train(model, part, scale=4)
+    train(model, equal, scale=4)
     found["sharded"] = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
     return found
 
 
-def single_point(rank, pair):
-    """One point on one rank, none on the others: an error on each of them."""
-    try:
-        mixnorm.MixtureNorm2d(3, process_group="world")(torch.randn(1 if rank == 1 else 0, 3, 1, 1))
-    except ValueError as error:
-        return str(error)
+def errors(rank, pair):
+    """One point on one rank and none on the others; a gradient of the gradient."""
+    layer = mixnorm.MixtureNorm2d(3, process_group="world", backend="reference")
+    x = torch.randn(4, 3, 2, 2, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    found = {}
+    for name, call in {
+        "single point": lambda: layer(torch.randn(1 if rank == 1 else 0, 3, 1, 1)),
+        "twice": lambda: grad.square().sum().backward(),
+    }.items():
+        try:
+            call()
+        except (ValueError, RuntimeError) as error:
+            found[name] = str(error)
+    return found
 
 
-PARTS = {"traffic": traffic, "copies": copies, "data parallel": data_parallel, "single point": single_point}
+PARTS = {"traffic": traffic, "copies": copies, "data parallel": data_parallel, "errors": errors}
 
 
 def work(rank, world, folder, backend, names, device):

@@ -327,7 +327,9 @@ class MixtureNorm2d(_MixtureNorm):
             each channel, of N·L scalars. Only "batch" and "channel" keep a history; the others fit in evaluation as in
             training, with fixed random numbers.
         num_groups: for ``population="group"``.
-        process_group: for statistics over several processes.
+        process_group: a process group of ``torch.distributed``, or "world" for the default one: in training, statistics are
+            over the batches of all its ranks, which must all take part in each forward and backward pass; a batch may be
+            empty. For "batch" and "channel". A copy of the layer shares the group, a pickle keeps "world" alone.
         backend: "auto" (Triton on a GPU, compiled loops on a CPU, else plain PyTorch), "reference" or "triton". On a GPU the
             fit adds up in any order, so that two runs differ in their last digits; under
             ``torch.use_deterministic_algorithms(True)`` they agree to the bit.
