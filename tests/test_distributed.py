@@ -147,5 +147,5 @@ def test_gpus_are_as_one(backend, tmp_path):
     found = helpers.launch(tmp_path, 2, backend, ON_GPU, "cuda")
     for name in ON_GPU:
         case = CASES[name]
-        tolerance = 1e-10 if case.dtype == torch.float64 else 2e-2 if case.dtype == torch.bfloat16 else 1e-4
+        tolerance = 1e-10 if case.dtype == torch.float64 else 1e-4  # the fit adds up in any order
         assert_as_one(case, [part[name] for part in found], helpers.run(case, device="cuda"), tolerance)
