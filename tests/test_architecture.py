@@ -30,6 +30,7 @@ ORDER = [
     "ops.triton.__init__",
     "ops.backend",
     "ops.library",
+    "ops.distributed",
     "gmm",
     "populations",
     "fisher",

@@ -266,8 +266,3 @@ def test_subclass_with_its_own_forward_is_left_alone():
     assert isinstance(model[0], MixtureNorm2d)
     with pytest.raises(ValueError, match="no batch norm"):
         mixnorm.convert(nn.Sequential(Doubled(3)))
-
-
-def test_synchronize_says_that_it_is_missing():
-    with pytest.raises(NotImplementedError, match=r"synchronize.*processes"):
-        mixnorm.synchronize(mixnorm.convert(sequential()))

@@ -128,11 +128,24 @@ def revert(model: nn.Module, select: Select = None) -> nn.Module:
 
 
 def synchronize(model: nn.Module, process_group: Any = None) -> nn.Module:
-    """Statistics over all processes of a group. Not part of this version."""
-    raise NotImplementedError(
-        "synchronize: statistics over several processes are not part of this version; without it every process normalizes "
-        "by its own batch, as batch norm does by default"
-    )
+    """Makes every mixture norm normalize by the statistics of all ranks' batches together, in place.
+
+    R ranks then train as one process would on the concatenated batch, as with ``SyncBatchNorm``. Only mixture norms change:
+    ``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` does this for batch norms. Evaluation, frozen layers and populations of
+    single samples send nothing; nor does a process that is alone. See docs/distributed.md.
+
+    Args:
+        process_group: of ``torch.distributed``; the default group if ``None``, which may be initialized later.
+
+    Example:
+        >>> model = DistributedDataParallel(mixnorm.synchronize(mixnorm.convert(model)))
+    """
+    layers = [module for module in model.modules() if isinstance(module, _MixtureNorm)]
+    if not layers:
+        raise ValueError("the model has no mixture norm to synchronize: convert it first, or leave this call out")
+    for layer in layers:
+        layer.process_group = "world" if process_group is None else process_group
+    return model
 
 
 @torch.no_grad()

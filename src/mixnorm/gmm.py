@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mixnorm.ops import backend as ops
 from mixnorm.ops import reference, reference_fit
+from mixnorm.ops.distributed import Ranks
 
 DEFAULT_MIN_VARIANCE = 1e-6
 
@@ -149,12 +150,16 @@ def fit_points(
     generator: torch.Generator | None,
     fixed: bool = False,
     counter: Tensor | None = None,
+    ranks: Ranks | None = None,
+    sample_everywhere: bool = False,
     backend: str,
 ) -> tuple[Tensor, ops.Statistics]:
     """The fit itself: ``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
 
     ``fixed``: the same numbers every time in place of random ones. ``counter``: numbers of a stream that begins anew each
     time it changes, for CUDA graphs, where a draw from PyTorch's generator costs two more launches a replay.
+    ``ranks``: a sample of all ranks' points, which the first rank fits to with its own random numbers. The others get its
+    mixture, and the sample only if ``sample_everywhere``.
     """
     options: dict[str, Any] = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
     seeds = reference_fit.num_uniforms(num_components) if init is None else num_components
@@ -164,12 +169,31 @@ def fit_points(
         draws = (int(torch.randint(2**62, ())), counter)
     else:
         draws = _draws(size + 1 + points.shape[0] * seeds, points, generator, fixed)
+    if ranks is not None:  # drawn for nothing, but on the first rank: generators that were equal stay so
+        draws = _draws(len(draws), points, ranks.generator(points.device), fixed=False)
+        sample = ranks.sample_of(points, size, draws, everywhere=sample_everywhere)
+        mixture = None
+        if ranks.is_first:
+            mixture = _sample_and_fit(sample.unsqueeze(2), size, draws, num_components, em_iters, init, options)[1]
+        return sample, ranks.from_first(mixture, sample, num_components)
+    return _sample_and_fit(points, size, draws, num_components, em_iters, init, options)
+
+
+def _sample_and_fit(
+    points: Tensor,
+    size: int,
+    draws: Any,
+    num_components: int,
+    em_iters: int,
+    init: ops.Statistics | None,
+    options: dict[str, Any],
+) -> tuple[Tensor, ops.Statistics]:
     if init is None:
         lloyd_iters = em_iters // 2
         return ops.sample_and_fit(
             points, size, draws, num_components, lloyd_iters=lloyd_iters, em_iters=em_iters - lloyd_iters, **options
         )
-    sample = ops.sample_of(points, size, draws, backend=backend)
+    sample = ops.sample_of(points, size, draws, backend=options["backend"])
     start = reference_fit.revive(sample, *init, draws[size + 1 :].view(-1, num_components))
     return sample, ops.em(sample, start, iterations=em_iters, **options)
 

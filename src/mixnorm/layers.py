@@ -11,8 +11,9 @@ from mixnorm import gmm
 from mixnorm.functional import AFFINE_MODES, INFERENCE_MODES, check_choice, empty_like_affine, no_autocast
 from mixnorm.history import MixtureHistory
 from mixnorm.ops import backend as ops
+from mixnorm.ops import distributed
 from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
-from mixnorm.populations import POPULATIONS, from_points, parameter_for_points, to_points
+from mixnorm.populations import POPULATIONS, WITH_HISTORY, from_points, parameter_for_points, to_points
 
 SEEDINGS = ("kmeans++", "warm")
 DEFAULT_MAX_SAMPLES = 4096
@@ -89,26 +90,42 @@ class _MixtureNorm(MixtureHistory):
             nn.init.ones_(self.weight)
             nn.init.zeros_(self.bias)
 
+    @property
+    def process_group(self) -> Any:
+        """Whose ranks share statistics: a process group, "world" for the default one, or ``None`` for this process alone."""
+        return self._group.group
+
+    @process_group.setter
+    def process_group(self, group: Any) -> None:
+        self._group = distributed.Group(group)
+
     def train(self, mode: bool = True) -> _MixtureNorm:
         return super().train(mode and not self.frozen)
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         weight, bias = self._parameter(self.weight, x), self._parameter(self.bias, x)
-        if x.numel() == 0:
+        group = self._group.with_others() if self.training and self.population in WITH_HISTORY else None
+        if x.numel() == 0 and group is None:
             shape = (1, -1, *[1] * (x.dim() - 2))
             return empty_like_affine(x, *(p if p is None else p.view(shape) for p in (self.weight, self.bias)))
         with no_autocast(x):
             points = to_points(x, self.population, self.num_groups or 1)
-            if self.training or not self.keeps_history:
+            if group is not None:
+                y = distributed.outside_compiler(self._normalize_batch, points, weight, bias, group)
+            elif self.training or not self.keeps_history:
                 y = self._normalize_batch(points, weight, bias)
             else:
                 y = self._normalize_by_history(points, weight, bias)
             y = from_points(y, self.population, like=x)
         return y.contiguous(memory_format=_memory_format(x))
 
-    def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        count = points.shape[1] * points.shape[2]
+    def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
+        start = self._warm_mixture(points) if self.seeding == "warm" and self.training else None
+        ranks = None if group is None else distributed.meet(points, group)
+        count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
+        if count == 0:  # on all ranks
+            return empty_like_affine(points, weight, bias)
         if count == 1 and self.training:
             raise ValueError(
                 f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
@@ -123,19 +140,23 @@ class _MixtureNorm(MixtureHistory):
                 em_iters=self.em_iters,
                 min_weight=self.min_weight,
                 min_variance=max(self.eps, MIN_VARIANCE),
-                init=self._warm_mixture(points) if self.seeding == "warm" and self.training else None,
+                init=start,
                 generator=None,
                 fixed=not self.training,
                 counter=self.num_batches_tracked if self.training and self.keeps_history and _in_graph(points) else None,
+                ranks=ranks,
+                sample_everywhere=self.inference == "pooled",
                 backend=self.backend,
             )
         # A recomputation inside backward (activation checkpointing) has been counted the first time.
         first_time = self.training and not _in_backward()
         history = self.queues() if first_time and self.keeps_history else None
-        y, statistics = ops.transform_batch(
-            points, mixture, weight, bias, history=history, eps=self.eps, activation=self.activation,
-            affine_mode=self.affine_mode, backend=self.backend,
-        )  # fmt: skip
+        options: dict[str, Any] = {"eps": self.eps, "activation": self.activation, "affine_mode": self.affine_mode}
+        options |= {"history": history, "backend": self.backend}
+        if ranks is None:
+            y, statistics = ops.transform_batch(points, mixture, weight, bias, **options)
+        else:
+            y, statistics = distributed.transform_batch(points, mixture, weight, bias, ranks, **options)
         if first_time:
             self.remember(statistics, sample)
         return y
@@ -222,11 +243,6 @@ class _MixtureNorm(MixtureHistory):
             raise ValueError(
                 f"num_groups={self.num_groups!r} is for population='group', not {self.population!r}: leave it out"
             )
-        if self.process_group is not None:
-            raise NotImplementedError(
-                "process_group: statistics over several processes are not part of this version; leave it out, and every "
-                "process normalizes by its own batch"
-            )
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self.ranks:
@@ -254,6 +270,7 @@ class _MixtureNorm(MixtureHistory):
             "activation": None,
             "population": "batch",
             "num_groups": None,
+            "process_group": None,
         }
         changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join([text, *changed])
@@ -310,7 +327,9 @@ class MixtureNorm2d(_MixtureNorm):
             each channel, of N·L scalars. Only "batch" and "channel" keep a history; the others fit in evaluation as in
             training, with fixed random numbers.
         num_groups: for ``population="group"``.
-        process_group: for statistics over several processes.
+        process_group: a process group of ``torch.distributed``, or "world" for the default one: in training, statistics are
+            over the batches of all its ranks, which must all take part in each forward and backward pass; a batch may be
+            empty. For "batch" and "channel". A copy of the layer shares the group, a pickle keeps "world" alone.
         backend: "auto" (Triton on a GPU, compiled loops on a CPU, else plain PyTorch), "reference" or "triton". On a GPU the
             fit adds up in any order, so that two runs differ in their last digits; under
             ``torch.use_deterministic_algorithms(True)`` they agree to the bit.

@@ -122,7 +122,28 @@ def normalize(
         elif implementation is not None:
             return implementation.normalize(points, resp, weight, bias, statistics, **options)
     x = points.to(resp.dtype)
-    y = reference.normalize(_flat(x), resp, _flat_like(weight, points), _flat_like(bias, points), **options)
+    y = reference.normalize(_flat(x), resp, flat_like(weight, points), flat_like(bias, points), **options)
+    return y.to(points.dtype).unflatten(1, points.shape[1:3])
+
+
+def mix(
+    points: Tensor,
+    resp: Tensor,
+    statistics: Statistics,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *,
+    backend: str = "auto",
+    **options: Any,
+) -> Tensor:
+    """The transform under given ν and statistics, without a gradient."""
+    if _is_per_feature(weight, points) and _is_per_feature(bias, points):
+        implementation = _implementation(points, backend, resp.shape[2])
+        if implementation is not None:
+            return implementation.mix(points, resp, statistics, weight, bias, **options)
+    mixing = resp * reference.inverse_sqrt(statistics[0]).unsqueeze(1)
+    parameters = (flat_like(weight, points), flat_like(bias, points))
+    y = reference.mix_components(_flat(points.to(resp.dtype)), mixing, *statistics[1:], *parameters, **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
 
@@ -176,7 +197,7 @@ def inference(
         elif implementation is not None:
             return implementation.inference(points, *mixtures, weight, bias, mode=mode, **options)
     x = points.to(means.dtype)
-    parameters = (_flat_like(weight, points), _flat_like(bias, points))
+    parameters = (flat_like(weight, points), flat_like(bias, points))
     y = reference.inference(_flat(x), *mixtures, *parameters, mode=mode, **options)
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
@@ -244,6 +265,13 @@ def mix_backward(points: Tensor, components: int, backend: str) -> Any:
     return _implementation(points, backend, components).mix_backward
 
 
+def mix_backward_in_parts(points: Tensor, components: int, weight: Tensor | None, bias: Tensor | None, backend: str) -> Any:
+    """The function that computes the gradients of :func:`mix` and lets its sums be changed on the way, or ``None``."""
+    implementation = _implementation(points, backend, components)
+    in_parts = hasattr(implementation, "push") and _is_per_feature(weight, points) and _is_per_feature(bias, points)
+    return implementation.mix_backward if in_parts else None
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """Statistics are never computed in less than fp32."""
     return torch.promote_types(dtype, torch.float32)
@@ -253,7 +281,7 @@ def _flat(points: Tensor) -> Tensor:
     return points.flatten(1, 2)
 
 
-def _flat_like(parameter: Tensor | None, points: Tensor) -> Tensor | None:
+def flat_like(parameter: Tensor | None, points: Tensor) -> Tensor | None:
     """γ or β, which broadcasts against ``points``, as it broadcasts against the flattened points."""
     if parameter is None or parameter.dim() < 2:
         return parameter

@@ -70,7 +70,7 @@ def mix_backward(
     bias: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the points, γ (D,) and β (D,)."""
+    """The gradients of the points, γ (D,) and β (D,); for ``over_ranks`` see :func:`gradient.mix_backward`."""
     found, grad_weight, grad_bias = gradient.mix_backward(
         grad, points, _planar(resp), _contiguous(statistics), _dense(weight), _dense(bias), **options
     )

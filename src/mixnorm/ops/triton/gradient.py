@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,8 +50,12 @@ def mix_backward(
     eps: float,
     activation: str | None,
     affine_mode: str,
+    over_ranks: Callable[[Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points."""
+    """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points.
+
+    ``over_ranks`` changes ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k (B, 2, K, D) in place, where those are of more points yet.
+    """
     components = resp.shape[2]
     grad_points = torch.empty_like(points)
     sums_plan, lines_plan, plan = _gradient_plans(
@@ -64,6 +69,8 @@ def mix_backward(
     given = (*statistics, weight, bias)
     launch(sums_plan, (points, grad, resp, *given), (sums,))
     launch(lines_plan, given, (sums, lines, grad_weight, grad_bias))
+    if over_ranks is not None:
+        over_ranks(lines)
     launch(plan, (points, grad, resp, *given), (lines, grad_points))
     return grad_points, grad_weight, grad_bias
 
