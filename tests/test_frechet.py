@@ -75,7 +75,9 @@ def test_against_scipy(size, rank):
     shift = 1e-9 * torch.eye(size, dtype=torch.float64)  # scipy's root needs it where a matrix is singular
     root = linalg.sqrtm((a + shift).numpy() @ (b + shift).numpy())
     expected = (a.trace() + b.trace()).item() - 2 * np.trace(root).real
-    assert distance(normal(torch.zeros(size), a), normal(torch.zeros(size), b)) == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert distance(normal(torch.zeros(size), a), normal(torch.zeros(size), b)) == pytest.approx(
+        expected, rel=1e-3, abs=1e-3
+    )
 
 
 @pytest.mark.parametrize(("size", "rank"), [(5, 9), (30, 4)])

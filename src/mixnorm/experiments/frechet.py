@@ -1,4 +1,4 @@
-"""The Fréchet distance between two sets of features, each taken as a normal distribution. Which features: the caller says."""
+"""The Fréchet distance between two sets of features, each taken as a normal distribution; of which, the caller says."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Accumulator:
         needed = self.dimensions + 1
         if self._sum is None or self.count < needed:
             raise ValueError(
-                f"{self.count:,} samples are too few for the covariance of {self.dimensions:,} features: use at least {needed:,}"
+                f"{self.count:,} samples are too few for the covariance of {self.dimensions:,} features: use "
+                f"at least {needed:,}"
             )
         mean = self._sum / self.count
         covariance = (self._products - self.count * torch.outer(mean, mean)) / (self.count - 1)
@@ -75,7 +76,8 @@ def distance(a: Statistics, b: Statistics) -> float:
     """
     if a.mean.shape != b.mean.shape:
         raise ValueError(
-            f"features of {len(a.mean)} and of {len(b.mean)} dimensions have no distance: use one feature network for both sets"
+            f"features of {len(a.mean)} and of {len(b.mean)} dimensions have no distance: use one feature network for "
+            "both sets"
         )
     for one in (a, b):
         if not (one.mean.isfinite().all() and one.covariance.isfinite().all()):
