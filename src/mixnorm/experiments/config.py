@@ -13,7 +13,8 @@ from typing import Any, Literal
 OPTIMIZERS = ("rmsprop", "nesterov", "adam")
 SCHEDULES = ("exponential", "step", "constant")
 PRECISIONS = ("fp32", "bf16")
-FEATURES = ("cifar-features", "inception-2015")
+# What the distance of each kind of features is called. FID is the name for those of the 2015 Inception alone.
+FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
 BETAS = (0.9, 0.999)
 
 
@@ -117,7 +118,7 @@ class Gan:
     channels: int = 512
 
     def __post_init__(self) -> None:
-        _one_of("feature network", self.features, FEATURES)
+        _one_of("feature network", self.features, tuple(FEATURES))
         for name in ("updates", "evaluate_every", "samples", "latent"):
             _check(getattr(self, name) >= 1, f"the GAN's {name}", getattr(self, name), "at least 1")
         _check(self.channels >= 8 and self.channels % 8 == 0, "the GAN's channels", self.channels, "a multiple of 8")
