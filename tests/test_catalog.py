@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from mixnorm import MixtureNorm2d, convert
+from mixnorm import MixtureNorm2d
 from mixnorm.experiments import catalog
 from mixnorm.experiments.config import RunConfig
-from mixnorm.models import Generator
+from mixnorm.experiments.gan import make_networks
 
 EXPERIMENTS = catalog.EXPERIMENTS
 FIT = {"num_components": 3, "em_iters": 2}
@@ -106,8 +106,7 @@ def test_dcgan():
         assert config.epochs * config.gan.updates == 100_000
         assert config.gan.evaluate_every * config.gan.updates == 10_000
         assert config.gan.samples == 50_000
-        generator = Generator()
-        convert(generator, list(config.mixture.layers) if config.mixture else [], **FIT if config.mixture else {})
+        generator, _ = make_networks(config)
         norms = [name for name, module in generator.named_modules() if isinstance(module, MixtureNorm2d)]
         assert norms == (["deconv1.norm", "deconv2.norm"] if kind == "mn" else [])
     assert {name: config.mixture.options[name] for name in FIT} == FIT

@@ -67,7 +67,7 @@ def test_a_generator_comes_closer(monkeypatch):
     one = modes.Modes("one", torch.tensor([[3.0, -3.0]]), 0.1)
     for norm in modes.NORMS:
         monkeypatch.setattr(modes, "SHOWN", 200)
-        settings = Settings(steps=150, batch_size=64, width=32, latent=4)
+        settings = Settings(steps=100, batch_size=64, width=32, latent=4)
         start = modes.samples(make_networks(norm, settings, 0)[0], settings, 200)
         end = torch.tensor(modes.run(one, norm, 0, settings).points)
         assert torch.cdist(end, one.centres).mean() < 0.5 * torch.cdist(start, one.centres).mean()

@@ -115,7 +115,8 @@ def make_networks(norm: str, settings: Settings, seed: int) -> tuple[nn.Module, 
     generator = nn.Sequential(*hidden, nn.Linear(width, 2))
     told = [nn.Linear(2, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, 1)]
     if norm == "mixture norm":
-        convert(generator, num_components=settings.components, em_iters=settings.em_iters, activation="relu")
+        # Pooled statistics: samples of a generator in evaluation mode are then closest to those of its training.
+        convert(generator, num_components=settings.components, em_iters=settings.em_iters, inference="pooled")
     return generator, nn.Sequential(*told, nn.Flatten(0))
 
 

@@ -122,7 +122,8 @@ def _settings(group: Group) -> dict[str, str]:
     if config.gan is not None:
         told |= {
             "updates an epoch": f"{config.gan.updates:,}",
-            "distance": f"{FEATURES[config.gan.features]} every {config.gan.evaluate_every} epochs, {config.gan.samples:,} samples",
+            "distance": FEATURES[config.gan.features],
+            "measured": f"every {config.gan.evaluate_every} epochs, of {config.gan.samples:,} samples",
             "networks": f"{config.gan.latent} dimensions of noise, {config.gan.channels} channels",
         }
     if config.mixture is not None:

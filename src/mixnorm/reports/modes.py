@@ -10,7 +10,7 @@ import numpy as np
 from mixnorm.experiments.modes import DATA, NORMS, Result, by_norm
 from mixnorm.reports.figures import STYLE, Picture, save
 from mixnorm.reports.panels import BLUE, ORANGES
-from mixnorm.reports.table import Column, Measured, Table, text_column
+from mixnorm.reports.table import Column, Measured, Table, Value, text_column
 
 
 def table(data: str, results: Sequence[Result]) -> Table:
@@ -21,7 +21,7 @@ def table(data: str, results: Sequence[Result]) -> Table:
         Column("all", "seeds that reached all", digits=0),
         Column("good", "good samples", digits=1, unit="%"), Column("divergence", "divergence, nats", digits=3),
     ]  # fmt: skip
-    rows = [
+    rows: list[dict[str, Value]] = [
         {
             "norm": norm,
             "seeds": len(found),
