@@ -11,7 +11,7 @@ from run_helpers import Interrupt, figures, lines, same, weights
 import mixnorm
 from mixnorm import models
 from mixnorm.data import DataSet, Images, Resident
-from mixnorm.experiments import checkpoint, records, samples
+from mixnorm.experiments import checkpoint, gan, records, samples
 from mixnorm.experiments.frechet import distance, statistics
 from mixnorm.experiments.gan import GanStep, make_networks
 from mixnorm.experiments.watch import NotFinite
@@ -183,12 +183,21 @@ def test_mistakes(tmp_path):
         ({}, {"dataset": small}, "images of 3 × 32 × 32, but digits has 1 × 8 × 8"),
         ({}, {"features": features("inception-2015")}, "of cifar-features, not of inception-2015"),
         ({"gan": dataclasses.replace(GAN, samples=4)}, {}, "4 generated samples are too few .* 4 .*use at least 5"),
+        ({"validation": 0.1}, {}, "leave --validation out"),
         ({"gan": None}, {}, "no generator 'dcgan'"),
         ({"model": "cifar-cnn"}, {}, "no generator 'cifar-cnn'"),
     ):
         with pytest.raises(ValueError, match=words):
             run(config(**changes), tmp_path, **options)
     assert not (tmp_path / records.NAME).exists()
+
+
+def test_prepared_from_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(gan.data, "prepare", lambda name, folder: dataset(name=name))
+    with pytest.raises(ValueError, match="needs the weights of its feature network"):
+        gan.train_prepared(config(), tmp_path, device=torch.device("cpu"), features=None)
+    monkeypatch.setattr(gan.feature_networks, "load", lambda *_: features())
+    assert gan.train_prepared(config(), tmp_path, device=torch.device("cpu"), features=None).finished
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------------

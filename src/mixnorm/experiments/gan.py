@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixnorm import convert, recalibrate
+from mixnorm import convert, data, recalibrate
 from mixnorm.data import DataSet, Resident
+from mixnorm.experiments import features as feature_networks
 from mixnorm.experiments import samples, train
 from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.features import Features
@@ -179,6 +180,8 @@ def train_gan(
     if shape != IMAGE:
         has, wants = (" × ".join(map(str, s)) for s in (shape, IMAGE))
         raise ValueError(f"{config.model} makes images of {wants}, but {dataset.name} has {has}: choose other data")
+    if config.validation:
+        raise ValueError("a generator is compared with all training images, and none is held out: leave --validation out")
     if features.name != gan.features:
         raise ValueError(f"the run's distance is of {gan.features}, not of {features.name}: choose the features of the run")
     for count, what in ((gan.samples, "generated samples"), (len(dataset.train), "training images")):
@@ -201,3 +204,25 @@ def train_gan(
         config, folder, begin, steps_per_epoch=gan.updates, device=device, progress=progress, resume=resume,
         checkpoint_seconds=checkpoint_seconds,
     )  # fmt: skip
+
+
+def train_prepared(
+    config: RunConfig,
+    folder: Path,
+    *,
+    device: torch.device,
+    features: Path | None,
+    data_folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Record:
+    """:func:`train_gan` with the data set that the configuration names, downloaded if need be.
+
+    Args:
+        features: the folder of a classifier's run, or the file with the Inception's weights, as the configuration wants it.
+        data_folder: has the files of the data set; the cache, unless given.
+    """
+    if config.gan is None:
+        raise ValueError(f"{config.name} trains a classifier: give it to train")
+    dataset = data.prepare(config.data, data_folder)
+    network = feature_networks.load(config.gan.features, features, dataset, device)
+    return train_gan(config, folder, dataset=dataset, features=network, device=device, progress=progress)
