@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from mixnorm.experiments import build, settings
-from mixnorm.experiments.epochs import Training
+from mixnorm.experiments.epochs import ClassifierTraining
 from mixnorm.experiments.progress import Display
 from mixnorm.experiments.schedule import build_optimizer
 from mixnorm.experiments.step import autocast
@@ -77,7 +77,7 @@ def main():
     config = chosen.run("overhead", 0, mixture=arguments.mixture)
     bare = bare_step(config, device, arguments.folder)
     model, source = build.prepare(config, device, arguments.folder)
-    training = Training(config, model, source, device)
+    training = ClassifierTraining(config, model, source, device)
     count = source.steps_per_epoch
     with tempfile.TemporaryFile("w") as file, Display(["overhead"], file=file) as display:
         progress = display.run("overhead")

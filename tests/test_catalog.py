@@ -4,10 +4,13 @@ from collections import Counter
 
 import pytest
 
+from mixnorm import MixtureNorm2d
 from mixnorm.experiments import catalog
 from mixnorm.experiments.config import RunConfig
+from mixnorm.experiments.gan import make_networks
 
 EXPERIMENTS = catalog.EXPERIMENTS
+FIT = {"num_components": 3, "em_iters": 2}
 
 
 def test_every_row_is_there():
@@ -25,6 +28,8 @@ def test_every_row_is_there():
         ("densenet-40-12", "cifar100", False): 1,
         ("densenet-100-12", "cifar100", True): 1,
         ("densenet-100-12", "cifar100", False): 1,
+        ("dcgan", "cifar10", True): 1,
+        ("dcgan", "cifar10", False): 1,
     }
 
 
@@ -43,6 +48,7 @@ def test_every_curve_is_there():
         "inception-v3/nesterov": 4,
         "densenet": 4,
         "components": 2,
+        "dcgan": 2,
     }
     assert set(curves) == set(catalog.FIGURES)
 
@@ -91,6 +97,21 @@ def test_densenet_and_cost():
     assert catalog.COST[64, 448] == {1: 9.26, 2: 8.83, 3: 8.51, 4: 8.52, 5: 8.41}
 
 
+def test_dcgan():
+    for kind, fid, steps in (("bn", 37.56, 60_000), ("mn", 33.35, 25_000)):
+        found = catalog.get(f"dcgan/cifar10/{kind}")
+        config = found.config
+        assert (found.paper["fid"], found.paper["steps_to_bn"]) == (fid, steps)
+        assert (config.optimizer.name, config.optimizer.lr, config.optimizer.betas) == ("adam", 0.0002, (0, 0.9))
+        assert config.epochs * config.gan.updates == 100_000
+        assert config.gan.evaluate_every * config.gan.updates == 10_000
+        assert config.gan.samples == 50_000
+        generator, _ = make_networks(config)
+        norms = [name for name, module in generator.named_modules() if isinstance(module, MixtureNorm2d)]
+        assert norms == (["deconv1.norm", "deconv2.norm"] if kind == "mn" else [])
+    assert {name: config.mixture.options[name] for name in FIT} == FIT
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_is_consistent(name):
     found, config = EXPERIMENTS[name], EXPERIMENTS[name].config
@@ -98,7 +119,8 @@ def test_every_experiment_is_consistent(name):
     assert RunConfig.from_json(config.to_json()) == config
     rates = [config.schedule.rate(config.optimizer.lr, epoch, config.epochs) for epoch in range(config.epochs)]
     assert rates == sorted(rates, reverse=True)
-    assert rates[0] == config.optimizer.lr > rates[-1] > 0
+    assert rates[0] == config.optimizer.lr
+    assert (rates[0] == rates[-1]) if config.schedule.name == "constant" else (rates[0] > rates[-1] > 0)
     if "accuracy" in found.paper:
         assert max(found.paper["accuracy"].values()) == found.paper["max_accuracy"]
     if found.paper.get("steps_to_bn"):

@@ -1,9 +1,11 @@
+import dataclasses
 import json
 import math
 
 import pytest
 
-from mixnorm.experiments.config import Mixture, Optimizer, RunConfig, Schedule
+from mixnorm.experiments import catalog
+from mixnorm.experiments.config import Gan, Mixture, Optimizer, RunConfig, Schedule
 
 
 def config(**changes):
@@ -71,6 +73,22 @@ def test_differences_name_field_and_both_values():
     assert all(line.startswith(("optimizer.lr", "mixture")) for line in found)
 
 
+def test_what_came_later_changes_no_identity():
+    """Of a run that was recorded before generators were."""
+    old = catalog.get("cifar-cnn/cifar10/bn-2").config
+    assert old.identity() == "45f32ea95223465d"
+    assert "gan" not in old.to_json()
+    assert "betas" not in old.to_json()["optimizer"]
+
+
+def test_a_generators_settings_are_part_of_it():
+    run = config(gan=Gan(samples=100), optimizer=Optimizer("adam", 0.1, betas=(0.0, 0.9)))
+    again = RunConfig.from_json(json.loads(json.dumps(run.to_json())))
+    assert again == run
+    assert again.identity() == run.identity() != config().identity()
+    assert "gan.samples: 100, not 200" in run.differences(dataclasses.replace(run, gan=Gan(samples=200)))
+
+
 def test_exponential_schedule():
     """The paper's: × 0.93 every second epoch."""
     schedule = Schedule("exponential", factor=0.93, every=2)
@@ -104,6 +122,10 @@ def test_constant_schedule():
         (lambda: Optimizer("adam", 0.1, weight_decay=-1), "weight decay"),
         (lambda: Schedule("cosine"), "exponential, step, constant"),
         (lambda: Schedule("step", at=(50,)), "shares"),
+        (lambda: Optimizer("adam", 0.1, betas=(0.5, 1.0)), "betas"),
+        (lambda: Gan(features="vgg"), "cifar-features, inception-2015"),
+        (lambda: Gan(samples=0), "samples"),
+        (lambda: Gan(channels=12), "a multiple of 8"),
         (lambda: config(epochs=0), "epochs"),
         (lambda: config(batch_size=0), "batch size"),
         (lambda: config(precision="fp16"), "fp32, bf16"),

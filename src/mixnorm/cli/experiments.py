@@ -31,10 +31,7 @@ from mixnorm.experiments.config import OPTIMIZERS, PRECISIONS, RunConfig
 from mixnorm.experiments.progress import Display, Download
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.settings import Settings, defaults
-from mixnorm.experiments.suite import Failure
-from mixnorm.reports.comparison import answers
-from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
-from mixnorm.reports.tables import accuracies, speed
+from mixnorm.experiments.suite import Failure, Files
 
 Data = Annotated[
     str,
@@ -66,6 +63,9 @@ Precision = Annotated[str, typer.Option("--precision", help="fp32 or bf16 (autoc
 Validation = Annotated[
     float,
     typer.Option("--validation", min=0, max=0.9, help="Test on this share of the training images, to choose settings."),
+]
+Features = Annotated[
+    Path | None, typer.Option("--features", help="For generators: the folder of a classifier's run, or a file of weights.")
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
 
@@ -114,7 +114,7 @@ def compare(
         name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
         root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
     title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
-    _run(configs, root, where, folder, jobs, as_json=as_json, title=title, inside=True)
+    _run(configs, root, where, Files(folder), jobs, as_json=as_json, title=title, inside=True)
 
 
 def train(
@@ -164,7 +164,7 @@ def train(
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
-    _run([config], out, where, folder, 1, as_json=as_json, report=False)
+    _run([config], out, where, Files(folder), 1, as_json=as_json, report=False)
 
 
 def reproduce(
@@ -177,6 +177,7 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
     ] = None,
+    features: Features = None,
     jobs: Jobs = 1,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
@@ -203,7 +204,8 @@ def reproduce(
             for seed in range(seeds)
             for experiment in found.values()
         ]
-    _run(configs, out, where, data, jobs, as_json=as_json, title="The paper's experiments, measured again")
+    files = Files(data, features)
+    _run(configs, out, where, files, jobs, as_json=as_json, title="The paper's experiments, measured again")
 
 
 def _settings(
@@ -287,7 +289,7 @@ def _run(
     configs: Sequence[RunConfig],
     root: Path,
     device: torch.device,
-    data_folder: Path | None,
+    files: Files,
     jobs: int,
     *,
     as_json: bool,
@@ -300,10 +302,10 @@ def _run(
     failed: dict[str, Failure] = {}
     with mistakes():
         with Download() as download:
-            suite.check(configs, root, data_folder, download.show)
+            suite.check(configs, root, files, download.show)
         try:
             with Display([suite.run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
-                failed = suite.run_all(configs, root, device=device, display=display, data_folder=data_folder, jobs=jobs)
+                failed = suite.run_all(configs, root, device=device, display=display, files=files, jobs=jobs)
         except KeyboardInterrupt:
             code = INTERRUPTED
             typer.echo("\nInterrupted: the same command goes on from here.", err=True)
@@ -311,7 +313,7 @@ def _run(
         found = [record for record in (suite.recorded(config, root) for config in configs) if record]
         if any(record.epochs for record in found):
             if inside:
-                _look_inside(found, device, data_folder)
+                _look_inside(found, device, files.data)
             page = reports.write(root, found, title=title) if report else None
             _show(found, page, root, as_json)
     raise typer.Exit(code or (2 if failed else 0))
@@ -339,12 +341,10 @@ def _tell(failed: Mapping[str, Failure]) -> None:
 
 
 def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool) -> None:
-    groups = families(found)
-    ways = [PLAIN] + [RECALIBRATED] * any(run.config.recalibrate for run in found)
-    tables = [make(family, key) for family in groups for key in ways for make in (accuracies, speed)]
+    tables, answers = reports.summary(found)
     if as_json:
         files = {"folder": str(root), "report": None if page is None else str(page)}
-        print_json({"answers": answers(groups), "tables": [table.json() for table in tables], **files})
+        print_json({"answers": answers, "tables": [table.json() for table in tables], **files})
         return
     from rich.console import Console
 
@@ -352,7 +352,7 @@ def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool)
     for table in tables:
         console.print()
         console.print(table.rich())
-    for sentence in answers(groups):
+    for sentence in answers:
         console.print(f"\n{sentence}", highlight=False, markup=False)
     console.print(f"\nThe report is {page}" if page else f"\nThe records are in {root}", highlight=False, soft_wrap=True)
 

@@ -14,9 +14,6 @@ from mixnorm.experiments import build, inspection, records
 from mixnorm.experiments.inspection import LayerDensities
 from mixnorm.experiments.progress import Download
 from mixnorm.reports import inspection as pictures
-from mixnorm.reports.comparison import answers
-from mixnorm.reports.groups import families
-from mixnorm.reports.tables import accuracies, speed
 
 
 def report(
@@ -35,12 +32,11 @@ def report(
             raise ValueError(f"there is no folder {folder}: mixnorm compare or mixnorm reproduce makes one")
         found = records.find(folder)
         page = reports.write(folder, found, title=title, bench=bench)
-        groups = families(found)
+        tables, answers = reports.summary(found)
     if as_json:
-        tables = [make(family).json() for family in groups for make in (accuracies, speed)]
-        print_json({"answers": answers(groups), "tables": tables, "report": str(page)})
+        print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
         return
-    for sentence in answers(groups):
+    for sentence in answers:
         typer.echo(sentence)
     typer.echo(f"The report is {page}")
 

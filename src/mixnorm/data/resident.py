@@ -29,6 +29,7 @@ class Resident:
         channels_last: their memory format.
         augment: crop and flip training images; ``None`` asks the data set.
         pad: how many pixels a crop can be off.
+        signed: pixels between −1 and 1, as generators make them, in place of standardized ones.
 
     Example:
         >>> data = Resident(load("digits"), 64, device="cpu")
@@ -46,6 +47,7 @@ class Resident:
         channels_last: bool = False,
         augment: bool | None = None,
         pad: int = 4,
+        signed: bool = False,
     ) -> None:
         count = len(dataset.train)
         if not 1 <= batch_size <= count:
@@ -60,6 +62,8 @@ class Resident:
         self.use_kernel = self.device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
         means, deviations = channel_statistics(dataset.train.images)
+        if signed:
+            means, deviations = torch.full_like(means, 127.5), torch.full_like(deviations, 127.5)
         self._means = means.float().to(self.device)
         self._scales = deviations.clamp_min(1e-3).reciprocal().float().to(self.device)  # a channel may be constant
         self._images, self._labels = (t.contiguous().to(self.device) for t in (dataset.train.images, dataset.train.labels))

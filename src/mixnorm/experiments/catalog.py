@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mixnorm.bench.goals import PAPER_COST
-from mixnorm.experiments.config import Mixture, Optimizer, RunConfig, Schedule
+from mixnorm.experiments.config import Gan, Mixture, Optimizer, RunConfig, Schedule
 
 # Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
 COST = PAPER_COST
@@ -31,6 +31,7 @@ FIGURES = {
     "inception-v3/nesterov": "Inception-V3, CIFAR-100, Nesterov's accelerated gradient",
     "densenet": "DenseNet, CIFAR-100",
     "components": "Components in use over training: MN-4 of Inception-V3",
+    "dcgan": "DCGAN, CIFAR-10",
 }
 
 # ReLU follows every norm of these models, and the paper applies it to each component inside the sum.
@@ -45,6 +46,7 @@ class Experiment:
         name: also the name of its config, such as "cifar-cnn/cifar100/mn-2".
         paper: "accuracy": {epochs: largest test accuracy in % after them}; "max_accuracy" in %; "steps_to_bn": gradient
             updates to batch norm's largest accuracy, None where it was never reached. The paper does not say all of these.
+            Of generators, "fid" is the lowest, and "steps_to_bn" are updates to batch norm's lowest.
         table: the paper's table that it is a row of.
         figures: those of ``FIGURES`` that it is a curve of.
         note: what was assumed where the paper does not say.
@@ -133,6 +135,8 @@ NESTEROV = {
     2: (0.2, (0.3, 0.6, 0.8), {"bn": (75.20, 2.41e4), "mn": (77.32, 1.79e4)}),
 }
 DENSENET_ERRORS = {40: {"bn": 25.10, "mn": 24.63}, 100: {"bn": 21.93, "mn": 20.97}}  # best test error in %
+
+DCGAN = {"bn": {"fid": 37.56, "steps_to_bn": 6e4}, "mn": {"fid": 33.35, "steps_to_bn": 2.5e4}}
 
 
 def _mixture(layers: Sequence[str], num_components: int, em_iters: int) -> Mixture | None:
@@ -224,4 +228,23 @@ def _densenet() -> list[Experiment]:
     return found
 
 
-EXPERIMENTS = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet())}
+def _dcgan() -> list[Experiment]:
+    found = []
+    for kind, paper in DCGAN.items():
+        config = RunConfig(
+            name=f"dcgan/cifar10/{kind}",
+            model="dcgan",
+            data="cifar10",
+            epochs=100,  # of 1,000 updates
+            batch_size=64,
+            optimizer=Optimizer("adam", lr=0.0002, betas=(0.0, 0.9)),
+            schedule=Schedule("constant"),
+            mixture=_mixture(("deconv1.norm", "deconv2.norm") if kind == "mn" else (), 3, 2),
+            gan=Gan(updates=1000, evaluate_every=10, samples=50_000),
+        )
+        note = "the sizes of the networks and the batch are the defaults of a library for the paper's framework"
+        found.append(Experiment(config.name, config, dict(paper), None, ("dcgan",), note))
+    return found
+
+
+EXPERIMENTS = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet(), *_dcgan())}

@@ -13,6 +13,9 @@ from typing import Any, Literal
 OPTIMIZERS = ("rmsprop", "nesterov", "adam")
 SCHEDULES = ("exponential", "step", "constant")
 PRECISIONS = ("fp32", "bf16")
+# What the distance of each kind of features is called. FID is the name for those of the 2015 Inception alone.
+FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
+BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Optimizer:
         name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov" or "adam".
         smoothing: RMSprop's α, which the paper calls its momentum.
         momentum: Nesterov's.
+        betas: Adam's.
     """
 
     name: str
@@ -29,15 +33,19 @@ class Optimizer:
     weight_decay: float = 0.0
     smoothing: float = 0.9
     momentum: float = 0.9
+    betas: tuple[float, float] = BETAS
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.name, OPTIMIZERS)
+        object.__setattr__(self, "betas", tuple(self.betas))
         _check(math.isfinite(self.lr) and self.lr > 0, "the learning rate", self.lr, "a number above 0")
         _check(
             math.isfinite(self.weight_decay) and self.weight_decay >= 0, "the weight decay", self.weight_decay, "0 or more"
         )
         _check(0 <= self.smoothing < 1, "RMSprop's smoothing", self.smoothing, "from 0 up to but not 1")
         _check(0 <= self.momentum < 1, "the momentum", self.momentum, "from 0 up to but not 1")
+        inside = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        _check(inside, "Adam's betas", self.betas, "two numbers from 0 up to but not 1")
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,33 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class Gan:
+    """What a run trains where it trains a generator against a discriminator, in place of a classifier.
+
+    Args:
+        updates: of each network in an epoch, which is what a line of the record stands for.
+        evaluate_every: epochs between two measurements of the distance; the last epoch always has one.
+        samples: images that the generator makes for one. The other side is all training images.
+        features: "cifar-features", of a classifier that this package trained, or "inception-2015", whose distance is FID.
+        latent: the dimensions of the noise.
+        channels: of the smallest map in both networks.
+    """
+
+    updates: int = 1000
+    evaluate_every: int = 10
+    samples: int = 50_000
+    features: str = "cifar-features"
+    latent: int = 128
+    channels: int = 512
+
+    def __post_init__(self) -> None:
+        _one_of("feature network", self.features, tuple(FEATURES))
+        for name in ("updates", "evaluate_every", "samples", "latent"):
+            _check(getattr(self, name) >= 1, f"the GAN's {name}", getattr(self, name), "at least 1")
+        _check(self.channels >= 8 and self.channels % 8 == 0, "the GAN's channels", self.channels, "a multiple of 8")
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """One training run.
 
@@ -99,6 +134,7 @@ class RunConfig:
         augment: crops and flips; None is what suits the data.
         recalibrate: batches that all statistics are refilled from before each evaluation, which is then done both ways.
         validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
+        gan: None is a classifier.
     """
 
     name: str
@@ -115,6 +151,7 @@ class RunConfig:
     augment: bool | None = None
     recalibrate: int = 0
     validation: float = 0.0
+    gan: Gan | None = None
 
     def __post_init__(self) -> None:
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
@@ -125,7 +162,13 @@ class RunConfig:
         _one_of("precision", self.precision, PRECISIONS)
 
     def to_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(dataclasses.asdict(self)))
+        values = json.loads(json.dumps(dataclasses.asdict(self)))
+        # These came later. Where they are at their defaults, runs keep the identity that they had before.
+        if self.gan is None:
+            del values["gan"]
+        if self.optimizer.betas == BETAS:
+            del values["optimizer"]["betas"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -134,6 +177,8 @@ class RunConfig:
         values["schedule"] = _build(Schedule, values.get("schedule"))
         if values.get("mixture") is not None:
             values["mixture"] = _build(Mixture, values["mixture"])
+        if values.get("gan") is not None:
+            values["gan"] = _build(Gan, values["gan"])
         return _build(cls, values)
 
     def identity(self) -> str:

@@ -14,6 +14,10 @@ CURVES = {
     "test_error": "error/test",
     "recalibrated_error": "error/test, fresh statistics",
     "learning_rate": "learning rate",
+    "generator_loss": "loss/generator",
+    "discriminator_loss": "loss/discriminator",
+    "distance": "distance",
+    "recalibrated_distance": "distance, fresh statistics",
 }
 
 
@@ -31,7 +35,7 @@ class Events:
     def epoch(self, row: Mapping[str, Any]) -> None:
         if self._writer is None:
             return
-        values = {curve: row[name] for name, curve in CURVES.items() if row[name] is not None}
+        values = {curve: row[name] for name, curve in CURVES.items() if row.get(name) is not None}
         values.update({f"components/{layer}": number for layer, number in row["components"].items()})
         for curve, value in values.items():
             self._writer.add_scalar(curve, value, row["epoch"])

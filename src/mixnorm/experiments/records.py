@@ -41,6 +41,14 @@ FIGURES = (
     "seconds",
 )
 OPTIONAL = ("recalibrated_loss", "recalibrated_error", "components", "mixtures")
+# The same of a generator's training. The distance is there where it was measured, with the features and samples it is of.
+GAN_FIGURES = ("epoch", "steps", "generator_loss", "discriminator_loss", "learning_rate", "train_seconds", "seconds")
+GAN_OPTIONAL = ("distance", "recalibrated_distance", "features", "samples", "components", "mixtures")
+
+
+def fields(*, gan: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What every epoch of a run has, and what it may have."""
+    return (GAN_FIGURES, GAN_OPTIONAL) if gan else (FIGURES, OPTIONAL)
 
 
 class RecordError(ValueError):
@@ -95,11 +103,12 @@ class Writer:
         self.write("run", version=VERSION, config=config.to_json(), environment=dict(environment), started=now())
 
     def epoch(self, values: Mapping[str, Any]) -> None:
-        """Values of all ``FIGURES``, and of those ``OPTIONAL`` ones there are."""
-        unknown = sorted(values.keys() - {*FIGURES, *OPTIONAL})
+        """Values of all ``FIGURES``, and of those ``OPTIONAL`` ones there are; or of a generator's."""
+        figures, optional = fields(gan="generator_loss" in values)
+        unknown = sorted(values.keys() - {*figures, *optional})
         if unknown:
-            raise ValueError(f"an epoch has no {unknown[0]}: a record holds {', '.join((*FIGURES, *OPTIONAL))}")
-        self.write("epoch", **{name: values[name] for name in FIGURES}, **{name: values.get(name) for name in OPTIONAL})
+            raise ValueError(f"an epoch has no {unknown[0]}: a record holds {', '.join((*figures, *optional))}")
+        self.write("epoch", **{name: values[name] for name in figures}, **{name: values.get(name) for name in optional})
 
     def resume(self, epoch: int, environment: Mapping[str, Any]) -> None:
         """The run goes on after ``epoch`` epochs; later ones in the record are measured again."""
@@ -242,12 +251,13 @@ def _add(record: Record | None, line: Any, path: Path) -> Record:
 
 
 def _add_epoch(record: Record, line: dict[str, Any]) -> None:
-    for name in FIGURES:
+    figures, optional = fields(gan=record.config.gan is not None)
+    for name in figures:
         if not (line[name] is None or isinstance(line[name], (int, float))):
             raise ValueError(f"{name} is {line[name]!r}, which is no number")
     if not (isinstance(line["epoch"], int) and isinstance(line["steps"], int) and line["epoch"] >= 1):
         raise ValueError("epoch and steps must be whole numbers from 1 on")
-    values = {name: line[name] for name in FIGURES} | {name: line.get(name) for name in OPTIONAL}
+    values = {name: line[name] for name in figures} | {name: line.get(name) for name in optional}
     earlier = [epoch for epoch in record.epochs if epoch["epoch"] != line["epoch"]]
     record.epochs = sorted([*earlier, values], key=lambda epoch: epoch["epoch"])
 

@@ -30,7 +30,7 @@ def build_optimizer(
         momentum = settings.momentum
         optimizer = torch.optim.SGD(wanted, momentum=momentum, nesterov=momentum > 0, fused=on_gpu, **common)
     else:
-        optimizer = torch.optim.Adam(wanted, capturable=on_gpu, fused=on_gpu, **common)
+        optimizer = torch.optim.Adam(wanted, betas=settings.betas, capturable=on_gpu, fused=on_gpu, **common)
     if on_gpu:
         optimizer.register_step_pre_hook(align_gradients)
     return optimizer

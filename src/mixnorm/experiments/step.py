@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -20,27 +21,24 @@ STRETCH = 8  # steps between two marks in a GPU's queue
 AHEAD = 2  # marks that may be outstanding: a GPU always has work, and the host knows how far it is
 
 
-class TrainingStep:
-    """A batch, forward and backward pass, and the optimizer's step. Nothing is read back to the host.
+class Step(ABC):
+    """What an epoch repeats, in a subclass's ``update``. Nothing is read back to the host.
 
     On a GPU, with data that is there, everything is captured in one CUDA graph. The steps before the capture are steps of
     the training as well, and a capture computes nothing, so that there is nothing to undo.
 
     Attributes:
-        curve: (steps, 2), the loss and the error of each step of the epoch so far.
+        curve: (steps, 2), two figures of each step of the epoch so far, of which the first at least must stay finite.
         number: () int64, the step that comes next; counted on the device.
         seconds: what the last epoch took. The first steps, which compile, count as much as the others.
     """
 
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, source: Source, *, device: torch.device, bf16: bool
-    ) -> None:
-        self.model = model
-        self.optimizer = optimizer
+    def __init__(self, source: Source, steps: int, *, device: torch.device, bf16: bool) -> None:
         self.source = source
+        self.steps = steps
         self.device = device
         self.autocast = autocast(device, bf16)
-        self.curve = torch.zeros(source.steps_per_epoch, 2, device=device)
+        self.curve = torch.zeros(steps, 2, device=device)
         self.number = torch.zeros((), dtype=torch.long, device=device)
         self.seconds = 0.0
         self._calls = 0
@@ -54,7 +52,7 @@ class TrainingStep:
 
     def run_epoch(self) -> Iterator[int]:
         """Runs the steps of an epoch; yields now and then how many are done."""
-        steps = timed = self.source.steps_per_epoch
+        steps = timed = self.steps
         start = time.perf_counter()
         marks: deque[tuple[int, torch.cuda.Event]] = deque()
         for done in range(1, steps + 1):
@@ -98,8 +96,28 @@ class TrainingStep:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    @abstractmethod
     def update(self) -> None:
-        """The step itself."""
+        """The step itself; ends with a call of :meth:`note`."""
+
+    @torch.no_grad()
+    def note(self, *figures: Tensor) -> None:
+        """Puts a step's two figures into the curve, and counts the step."""
+        self.curve.index_copy_(0, self.number.view(1), torch.stack(figures).view(1, 2))
+        self.number += 1
+
+
+class TrainingStep(Step):
+    """A classifier's: a batch, forward and backward pass, and the optimizer's step. Its figures: the loss and the error."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, source: Source, *, device: torch.device, bf16: bool
+    ) -> None:
+        super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16)
+        self.model = model
+        self.optimizer = optimizer
+
+    def update(self) -> None:
         images, labels = self.source.batch(self.number)
         with self.autocast:
             logits = self.model(images)
@@ -109,10 +127,7 @@ class TrainingStep:
         self.optimizer.step()
         # At the end, not at the start: a capture then begins, and ends, without gradients.
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            error = (logits.argmax(1) != labels).float().mean()
-            self.curve.index_copy_(0, self.number.view(1), torch.stack((loss, error)).view(1, 2))
-            self.number += 1
+        self.note(loss.detach(), (logits.argmax(1) != labels).float().mean())
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:

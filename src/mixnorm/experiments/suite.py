@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mixnorm.data.download import Progress as Download
-from mixnorm.experiments import build, records
+from mixnorm.experiments import build, gan, records
 from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.progress import UPDATE_SECONDS, Display, Progress
 from mixnorm.experiments.records import Record
@@ -27,6 +27,18 @@ from mixnorm.experiments.watch import NotFinite
 
 # Of one run: the others go on. An OSError is not among them: a full disk, or a folder in use, concerns them all.
 MISTAKES = (ValueError, NotFinite)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where things are that runs need: the official files of the data set (the cache, unless given), and for generators the
+    network of the features: the folder of a classifier's run, or a file of weights."""
+
+    data: Path | None = None
+    features: Path | None = None
+
+
+NO_FILES = Files()
 
 
 @dataclass(frozen=True)
@@ -49,9 +61,7 @@ def run_name(config: RunConfig) -> str:
     return f"{config.name} seed {config.seed}"
 
 
-def check(
-    configs: Sequence[RunConfig], root: Path, data_folder: Path | None = None, progress: Download | None = None
-) -> None:
+def check(configs: Sequence[RunConfig], root: Path, files: Files = NO_FILES, progress: Download | None = None) -> None:
     """Raises what can be known before any run starts: a folder of another configuration, data or a model that do not work.
 
     Downloads the data where the cache lacks it, and tells ``progress``.
@@ -68,7 +78,11 @@ def check(
         if record is None or not record.finished:
             todo.append(config)
     different = {replace(config, name="", seed=0).identity(): config for config in todo}
-    build.check(list(different.values()), data_folder, progress)
+    classifiers = [config for config in different.values() if config.gan is None]
+    build.check(classifiers, files.data, progress)
+    for config in different.values():
+        if config.gan is not None:
+            gan.check(config, files.features)
 
 
 def run_all(
@@ -77,7 +91,7 @@ def run_all(
     *,
     device: torch.device,
     display: Display,
-    data_folder: Path | None = None,
+    files: Files = NO_FILES,
     jobs: int = 1,
 ) -> dict[str, Failure]:
     """Trains every configuration in its own folder below ``root``; returns the runs that failed, and why.
@@ -95,10 +109,10 @@ def run_all(
             progress.epoch(record.epochs[-1])
             progress.end("finished")
     if jobs > 1 and len(todo) > 1:
-        return _at_once(todo, root, device, display, data_folder, min(jobs, len(todo)))
+        return _at_once(todo, root, device, display, files, min(jobs, len(todo)))
     failed = {}
     for config in todo:
-        failure = _train(config, root, device, data_folder, display.run(run_name(config)))
+        failure = _train(config, root, device, files, display.run(run_name(config)))
         if failure is not None:
             failed[run_name(config)] = failure
     return failed
@@ -110,17 +124,21 @@ def recorded(config: RunConfig, root: Path) -> Record | None:
     return records.read(path) if path.exists() and b"\n" in path.read_bytes() else None
 
 
-def _train(
-    config: RunConfig, root: Path, device: torch.device, data_folder: Path | None, progress: Progress
-) -> Failure | None:
+def _train(config: RunConfig, root: Path, device: torch.device, files: Files, progress: Progress) -> Failure | None:
     try:
         with build.explained(config):
+            folder = run_folder(root, config)
+            if config.gan is not None:
+                gan.train_prepared(
+                    config, folder, device=device, features=files.features, data_folder=files.data, progress=progress
+                )
+                return None
             try:
-                model, source = build.prepare(config, device, data_folder)
+                model, source = build.prepare(config, device, files.data)
             except BaseException:
                 progress.end("failed")
                 raise
-            train(config, run_folder(root, config), model=model, source=source, device=device, progress=progress)
+            train(config, folder, model=model, source=source, device=device, progress=progress)
     except MISTAKES as error:
         return Failure.of(error)
     return None
@@ -149,12 +167,12 @@ class _Forwarded:
         self.parent.send(("end", (reason,)))
 
 
-def _work(root: Path, device: torch.device, data_folder: Path | None, threads: int, parent: Any) -> None:
+def _work(root: Path, device: torch.device, files: Files, threads: int, parent: Any) -> None:
     """What a process does: the runs that it is sent, one after the other, until it is sent None."""
     torch.set_num_threads(threads)
     for config in iter(parent.recv, None):
         try:
-            failure = _train(config, root, device, data_folder, _Forwarded(parent))
+            failure = _train(config, root, device, files, _Forwarded(parent))
         except OSError as error:
             parent.send(("stop", Failure.of(error)))
             return
@@ -196,7 +214,7 @@ class _Worker:
 
 
 def _at_once(
-    todo: Sequence[RunConfig], root: Path, device: torch.device, display: Display, data_folder: Path | None, jobs: int
+    todo: Sequence[RunConfig], root: Path, device: torch.device, display: Display, files: Files, jobs: int
 ) -> dict[str, Failure]:
     threads = max(1, torch.get_num_threads() // jobs)
     waiting, failed, workers = deque(todo), {}, []
@@ -204,7 +222,7 @@ def _at_once(
     def next_run(worker: _Worker | None) -> None:
         """Gives a worker, or a new one, the run that comes next."""
         if worker is None and waiting:
-            worker = _Worker(root, device, data_folder, threads)
+            worker = _Worker(root, device, files, threads)
             workers.append(worker)
         if worker is not None:
             worker.begin(waiting.popleft() if waiting else None)

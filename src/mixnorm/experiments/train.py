@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from torch import nn
 from mixnorm.experiments import checkpoint, records
 from mixnorm.experiments.checkpoint import CheckpointError
 from mixnorm.experiments.config import RunConfig
-from mixnorm.experiments.epochs import Training
+from mixnorm.experiments.epochs import ClassifierTraining
 from mixnorm.experiments.events import Events
 from mixnorm.experiments.lock import locked
 from mixnorm.experiments.progress import Progress, Silent
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.source import Source
+from mixnorm.experiments.training import Training
 from mixnorm.experiments.watch import NotFinite
 
 CHECKPOINT_SECONDS = 5.0
@@ -56,19 +57,37 @@ def train(
         ValueError: the folder is of another configuration, or a file in it is damaged.
         OSError: the folder is in use, or cannot be written.
     """
-    folder, device = Path(folder), torch.device(device)
+    device = torch.device(device)
+    return run(
+        config, folder, lambda: ClassifierTraining(config, model, source, device), steps_per_epoch=source.steps_per_epoch,
+        device=device, progress=progress, resume=resume, checkpoint_seconds=checkpoint_seconds,
+    )  # fmt: skip
+
+
+def run(
+    config: RunConfig,
+    folder: Path,
+    begin: Callable[[], Training],
+    *,
+    steps_per_epoch: int,
+    device: torch.device,
+    progress: Progress | None = None,
+    resume: bool = True,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Record:
+    """:func:`train` for any kind of training, which ``begin`` makes if there is something left to train."""
+    folder = Path(folder)
     progress = Silent() if progress is None else progress
     with locked(folder):
         record = _existing(config, folder, resume)
         reason = "failed"
         try:
             if record is not None and record.finished:
-                progress.start(config.name, config.epochs, source.steps_per_epoch, done=config.epochs)
+                progress.start(config.name, config.epochs, steps_per_epoch, done=config.epochs)
                 progress.epoch(record.epochs[-1])
             else:
                 with _on(device), stopped_by_sigterm():
-                    training = Training(config, model, source, device)
-                    _run(training, folder, record, progress, checkpoint_seconds)
+                    _run(begin(), folder, record, progress, checkpoint_seconds)
             reason = "finished"
         except NotFinite:
             reason = "not finite"
@@ -113,7 +132,7 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
     else:
         _restore(training, state, folder)
         saved_epoch, saved_at = training.epoch, time.monotonic()
-    progress.start(config.name, config.epochs, training.source.steps_per_epoch, done=training.epoch)
+    progress.start(config.name, config.epochs, training.step.steps, done=training.epoch)
     with ExitStack() as stack:
         writer = stack.enter_context(records.Writer(folder / records.NAME))
         if record is None:

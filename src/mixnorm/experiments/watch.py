@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -17,13 +17,19 @@ class NotFinite(RuntimeError):  # noqa: N818
 
 
 def find_origin(
-    model: nn.Module, optimizer: torch.optim.Optimizer, update: Callable[[], None], steps: int
+    networks: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]], update: Callable[[], None], steps: int
 ) -> tuple[int, str] | None:
     """Runs ``update`` up to ``steps`` times; the step, from 0, and the place where the first number is not finite.
 
     ``None`` if all were: on a GPU an epoch that is run again differs in its last digits.
+
+    Args:
+        networks: by what the names of their layers begin with: nothing, where there is one.
     """
-    with _watched(model, optimizer) as found:
+    found: list[tuple[str, Tensor]] = []
+    with ExitStack() as stack:
+        for start, (network, optimizer) in networks.items():
+            stack.enter_context(_watched(start, network, optimizer, found))
         for step in range(steps):
             found.clear()
             update()
@@ -35,10 +41,14 @@ def find_origin(
 
 
 @contextmanager
-def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[list[tuple[str, Tensor]]]:
+def _watched(
+    start: str, model: nn.Module, optimizer: torch.optim.Optimizer, found: list[tuple[str, Tensor]]
+) -> Iterator[None]:
     """Fills a list with (place, whether it is finite) of an update, in the order in which it computes them."""
-    found: list[tuple[str, Tensor]] = []
     ran: list[tuple[str, nn.Module]] = []
+
+    def full(*names: str) -> str:
+        return ".".join(part for part in (start, *names) if part)
 
     def look(place: str, value: Any) -> None:
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -54,7 +64,7 @@ def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[lis
     def after_layer(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, _: Any, output: Any) -> None:
             ran.append((name, module))
-            look(f"the output of {name}" if name else "the output of the model", output)
+            look(f"the output of {full(name)}" if name else f"the output of {start or 'the model'}", output)
 
         return hook
 
@@ -62,17 +72,17 @@ def _watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[lis
         # From the last layer to the first, as the backward pass goes.
         for name, module in reversed(ran):
             for parameter_name, parameter in module.named_parameters(recurse=False):
-                look(f"the gradient of {name}.{parameter_name}".replace(" .", " "), parameter.grad)
+                look(f"the gradient of {full(name, parameter_name)}", parameter.grad)
 
     def after_step(*_: Any) -> None:
         for name, parameter in model.named_parameters():
-            look(f"{name} after the update", parameter)
+            look(f"{full(name)} after the update", parameter)
 
     handles: list[Any] = [model.register_forward_pre_hook(before_model)]
     handles += [module.register_forward_hook(after_layer(name)) for name, module in model.named_modules()]
     handles += [optimizer.register_step_pre_hook(before_step), optimizer.register_step_post_hook(after_step)]
     try:
-        yield found
+        yield
     finally:
         for handle in handles:
             handle.remove()

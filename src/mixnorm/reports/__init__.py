@@ -8,9 +8,12 @@ from pathlib import Path
 from mixnorm.bench import table as bench_table
 from mixnorm.experiments import records as experiment_records
 from mixnorm.experiments.records import Record
-from mixnorm.reports import content, html, markdown
+from mixnorm.reports import comparison, content, gan, html, markdown
+from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
+from mixnorm.reports.table import Table
+from mixnorm.reports.tables import accuracies, speed
 
-__all__ = ["write"]
+__all__ = ["summary", "write"]
 
 
 def write(
@@ -39,3 +42,13 @@ def write(
     path = folder / "report.html"
     path.write_text(html.build(report), encoding="utf-8")
     return path
+
+
+def summary(records: Sequence[Record]) -> tuple[list[Table], list[str]]:
+    """The tables that a terminal shows of runs, and the sentences that say what came out."""
+    classifiers = families(record for record in records if record.config.gan is None)
+    generators = families(record for record in records if record.config.gan is not None)
+    ways = [PLAIN] + [RECALIBRATED] * any(record.config.recalibrate for record in records)
+    tables = [make(family, key) for family in classifiers for key in ways for make in (accuracies, speed)]
+    tables += [gan.distances(family) for family in generators]
+    return tables, [*comparison.answers(classifiers), *gan.answers(generators)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mixnorm.bench.table import Row
 from mixnorm.experiments.records import Record
-from mixnorm.reports import comparison, cost, details, figures, groups, inspection, tables
+from mixnorm.reports import comparison, cost, details, figures, gan, groups, inspection, tables
 from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, Family
 from mixnorm.reports.table import Table
@@ -65,17 +65,22 @@ def assemble(
         paper: whether the paper's figures stand beside ours.
         cost_rows: of ``mixnorm bench cost``, for the cost table.
     """
-    families = groups.families(records)
+    families = groups.families(record for record in records if record.config.gan is None)
+    generators = groups.families(record for record in records if record.config.gan is not None)
     pictures: list[Picture] = []
+    made: list[Picture] = []
     missing: tuple[str, ...] = ()
     try:
         pictures = figures.draw(families, figures_dir)
+        made = gan.draw(generators, figures_dir)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         missing = ("There are no pictures, because matplotlib is not installed: pip install matplotlib",)
     sections = [_results(families, PLAIN, paper)]
-    open_runs = details.unfinished(families)
+    told = tuple(found for family in generators if (found := gan.distances(family, paper)).rows)
+    sections.append(Section("Generators", tables=told, pictures=tuple(made)))
+    open_runs = details.unfinished([*families, *generators])
     if open_runs.rows:
         sections.append(Section("Runs that are not finished", tables=(open_runs,)))
     first = [picture for picture in pictures if not _is_further(picture)]
@@ -87,12 +92,13 @@ def assemble(
     sections.append(Section("Inside the training", pictures=further + inside))
     if any(row["benchmark"] == "cost" for row in cost_rows):
         sections.append(Section("What it costs", tables=(cost.table(cost_rows),)))
-    every = tuple(table for family in families for table in details.settings(family))
+    every = tuple(table for family in (*families, *generators) for table in details.settings(family))
     sections.append(Section("Settings", tables=every, folded=True))
-    sections.append(Section("Every run", tables=(details.runs(families),), folded=True))
+    sections.append(Section("Every run", tables=(details.runs(families),) if families else (), folded=True))
     sections.append(Section("Where the figures come from", tables=(details.environments(records),), folded=True))
     kept = tuple(section for section in sections if section.text or section.tables or section.pictures)
-    return Report(title or _title(families), tuple(_answers(families)), _key_figures(families), kept, figures_dir)
+    answers = (*(_answers(families) if families else ()), *gan.answers(generators))
+    return Report(title or _title([*families, *generators]), answers, _key_figures(families), kept, figures_dir)
 
 
 def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mixnorm.experiments.config import FEATURES
 from mixnorm.experiments.records import Record
 from mixnorm.reports.comparison import duration
 from mixnorm.reports.groups import RECALIBRATED, Family, Group, accuracy, reached
@@ -93,7 +94,11 @@ def settings(family: Family) -> Sequence[Table]:
 def _settings(group: Group) -> dict[str, str]:
     config = group.config
     optimizer, schedule = config.optimizer, config.schedule
-    constant = {"rmsprop": f", smoothing {optimizer.smoothing:g}", "nesterov": f", momentum {optimizer.momentum:g}"}
+    constant = {
+        "rmsprop": f", smoothing {optimizer.smoothing:g}",
+        "nesterov": f", momentum {optimizer.momentum:g}",
+        "adam": f", β₁ {optimizer.betas[0]:g}, β₂ {optimizer.betas[1]:g}",
+    }
     when = {
         "constant": "constant",
         "exponential": f"× {schedule.factor:g} every {schedule.every} epochs",
@@ -114,6 +119,13 @@ def _settings(group: Group) -> dict[str, str]:
         "refilled from": f"{config.recalibrate} batches" if config.recalibrate else "never",
         "norm": "batch norm" if config.mixture is None else "mixture norm",
     }
+    if config.gan is not None:
+        told |= {
+            "updates an epoch": f"{config.gan.updates:,}",
+            "distance": FEATURES[config.gan.features],
+            "measured": f"every {config.gan.evaluate_every} epochs, of {config.gan.samples:,} samples",
+            "networks": f"{config.gan.latent} dimensions of noise, {config.gan.channels} channels",
+        }
     if config.mixture is not None:
         told["layers"] = ", ".join(config.mixture.layers)
         told |= {name: str(value) for name, value in config.mixture.options.items()}

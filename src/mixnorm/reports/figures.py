@@ -94,7 +94,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     """A figure of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
     title, axis_label = TITLES[key]
     scale = 100.0 if key.endswith("error") else 1.0
-    figure, axis = _figure(f"{title}: {panel.title}", "epoch", axis_label)
+    figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
     drawn, shaded = [], {}  # the words for what is shaded, each once
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not group.has(key):
@@ -126,7 +126,7 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
     ends = [run.epochs[-1][against] for group in panel.groups for run in group.runs]
     unit, axis_label = _unit(against, max((end for end in ends if end is not None), default=0.0))
     title = f"Best so far against {name}: {panel.title}"
-    figure, axis = _figure(title, axis_label, "lowest test error so far, %")
+    figure, axis = new_figure(title, axis_label, "lowest test error so far, %")
     drawn: list[np.ndarray] = []
     dots: list[str] = []
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
@@ -171,7 +171,7 @@ def components(group: Group) -> tuple[Picture, Figure] | None:
     epochs = min(len(run.epochs) for run in recorded)
     layers = list(recorded[0].epochs[0]["components"])
     title = f"Components in use: {group.name}"
-    figure, axis = _figure(title, "epoch", "components in use")
+    figure, axis = new_figure(title, "epoch", "components in use")
     window = max(2, min(WINDOW, epochs // 4))
     x = [epoch["epoch"] for epoch in recorded[0].epochs[:epochs]]
     top = 1.0
@@ -196,7 +196,7 @@ def components(group: Group) -> tuple[Picture, Figure] | None:
     return Picture(f"components-{slug(group.name)}", title, caption), figure
 
 
-def _figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
+def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -42,7 +42,7 @@ class Group:
 
     def has(self, key: str) -> bool:
         """Whether every run that counts has this figure, in some epoch."""
-        return bool(self.runs) and all(any(epoch[key] is not None for epoch in run.epochs) for run in self.runs)
+        return bool(self.runs) and all(any(epoch.get(key) is not None for epoch in run.epochs) for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def partner(group: Group, groups: Iterable[Group]) -> Group | None:
 
 def values(run: Record, key: str, scale: float = 1.0) -> np.ndarray:
     """A figure of every epoch, (epochs,), NaN where there is none."""
-    return np.array([np.nan if epoch[key] is None else scale * epoch[key] for epoch in run.epochs], dtype=float)
+    return np.array([np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in run.epochs], dtype=float)
 
 
 def accuracy(run: Record, key: str = PLAIN, until: int | None = None) -> float | None:
