@@ -8,6 +8,8 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores, and small tensors gain nothing from threads that wait for them
 
 
 def pytest_configure(config):

@@ -168,8 +168,17 @@ def test_a_folder_is_of_its_settings_and_more_seeds_add_to_it(users, tmp_path, n
     assert folder("--seeds", 1, "-k", 2) != first
 
 
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread alone")
-def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes(users, tmp_path, monkeypatch, no_pictures):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C works, here and in processes that begin here, also where the tests run in the background and it is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals reach the main thread alone")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes(users, tmp_path, monkeypatch, no_pictures, ctrl_c):
     arguments = own(users, "--epochs", 4, "--seeds", 1)
 
     def interrupt(_, row):
@@ -188,7 +197,7 @@ def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes(users, tmp_path, 
     assert measured(tmp_path / "out") == measured(tmp_path / "whole")
 
 
-def test_ctrl_c_in_a_terminal_reaches_all_processes(users, tmp_path, no_pictures):
+def test_ctrl_c_in_a_terminal_reaches_all_processes(users, tmp_path, no_pictures, ctrl_c):
     """Only the first says something, and all of them leave what they have."""
     arguments = own(users, "--epochs", 3000, "--seeds", 1, "--out", "out")
     process = start(*arguments, "--jobs", 2, cwd=tmp_path, start_new_session=True)
