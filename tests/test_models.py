@@ -258,6 +258,8 @@ def test_inception_trains_with_the_papers_mixture_norms():
     model = InceptionV3()
     mixnorm.convert(model, model.layers["inc2/0"] + model.layers["inc3/0"], num_components=5)
     backward(model, torch.randn(2, 3, 32, 32))
+    converted = [module for module in model.modules() if isinstance(module, mixnorm.MixtureNorm2d)]
+    assert [int(norm.num_batches_tracked) for norm in converted] == [1] * 10
 
 
 def test_generator_trains_with_the_papers_mixture_norms():
