@@ -8,8 +8,14 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # the workers share the cores, and small tensors gain nothing from threads that wait for them
+torch.set_num_threads(1)  # tests run side by side: threads for small tensors would wait for one another
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A test that changes the number of threads does so for itself."""
+    yield
+    torch.set_num_threads(1)
 
 
 def pytest_configure(config):

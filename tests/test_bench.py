@@ -26,15 +26,6 @@ def invoke(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Where other tests run at the same time, threads that wait for each other take a thousand times as long."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
     """The CSV of a quick run of everything, and what it printed."""

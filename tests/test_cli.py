@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-import torch
 import typer.main
 from cli_helpers import invoke, mistake, start
 from typer.testing import CliRunner
@@ -12,14 +11,6 @@ from typer.testing import CliRunner
 from mixnorm.bench.cases import BENCHMARKS
 from mixnorm.cli import app
 from mixnorm.experiments import catalog
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def commands(group, path=()):

@@ -45,14 +45,6 @@ def broken():
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """The folder of a comparison, and what it printed."""

@@ -20,14 +20,6 @@ from mixnorm.experiments.train import train
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
     """The folder of a run of the paper's CNN that saw one batch."""

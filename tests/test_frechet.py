@@ -9,14 +9,6 @@ import torch
 from mixnorm.experiments.frechet import Accumulator, Statistics, distance, statistics
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def normal(mean, covariance):
     mean, covariance = (torch.as_tensor(value, dtype=torch.float64) for value in (mean, covariance))
     return Statistics(mean, covariance, 1000)

@@ -17,15 +17,6 @@ from mixnorm.experiments.gan import GanStep, make_networks
 from mixnorm.experiments.schedule import build_optimizer
 from mixnorm.experiments.watch import NotFinite
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 # --- a step -------------------------------------------------------------------------------------------------------------
 
 

@@ -19,15 +19,6 @@ from mixnorm.models import DigitsCNN
 from mixnorm.reports import inspection as pictures
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Two threads for such small tensors wait for each other, and longer where something else runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")

@@ -20,15 +20,6 @@ from mixnorm.experiments.progress import Silent
 EPOCHS = 16  # of the runs that are interrupted
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums are added up in the same order, whatever else runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The figures and the weights that every interrupted run must end with."""

@@ -13,14 +13,6 @@ from mixnorm.experiments.modes import DATA, Settings, compare, make_networks, re
 TINY = Settings(steps=30, batch_size=32, width=16, latent=4)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("name", "count", "apart"), [("grid", 25, 2.0), ("ring", 8, 4 * math.sin(math.pi / 8))])
 def test_the_modes(name, count, apart):
     centres = DATA[name].centres

@@ -46,14 +46,6 @@ def wrong_labels():
 """
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def users(tmp_path, monkeypatch):
     """Settings with functions of a module in the current folder."""

@@ -15,15 +15,6 @@ from mixnorm.experiments.source import Loaders
 from mixnorm.experiments.watch import NotFinite
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Sums are added up in the same order, whatever else runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_the_schedule_is_followed(tmp_path):
     record, _ = run(config(schedule=settings.Schedule("step", factor=0.1, at=(0.5, 0.75))), tmp_path)
     assert [row["learning_rate"] for row in record.epochs] == pytest.approx([0.005, 0.005, 0.0005, 0.00005])
