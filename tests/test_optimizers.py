@@ -1,6 +1,7 @@
 """The optimizers of the paper, against their rules written out in numpy."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -8,6 +9,7 @@ from mixnorm.experiments import config as settings
 from mixnorm.experiments.schedule import align_gradients, build_optimizer, set_rate
 
 CPU = torch.device("cpu")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU kernels run under the interpreter, see conftest.py
 
 
 def train_on_numbers(optimizer, parameter, gradients):
@@ -73,3 +75,29 @@ def test_gradients_take_the_strides_of_their_parameters():
     assert parameter.grad.stride() == parameter.stride() != gradient.stride()
     assert torch.equal(parameter.grad, gradient)
     assert other.grad.data_ptr() == address
+
+
+def test_the_fused_rmsprop_is_pytorchs():
+    pytest.importorskip("triton")
+    from mixnorm.experiments.fused_rmsprop import FusedRMSprop
+
+    torch.manual_seed(0)
+    shapes, settled = [(7,), (3, 5), (4, 6, 5, 5)], torch.tensor(0.02, device=DEVICE)
+    start = [torch.randn(shape, device=DEVICE) for shape in shapes]
+    start[2] = start[2].contiguous(memory_format=torch.channels_last)
+    pairs = []
+    for kind, lr in ((torch.optim.RMSprop, 0.02), (FusedRMSprop, settled)):
+        parameters = [nn.Parameter(values.clone()) for values in start]
+        pairs.append((parameters, kind(parameters, lr=lr, alpha=0.8, eps=1e-8, weight_decay=0.1)))
+    for _ in range(5):
+        gradients = [torch.randn_like(values) for values in start]
+        for parameters, optimizer in pairs:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+    (right, theirs), (ours, fused) = pairs
+    for parameter, other in zip(ours, right, strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(fused.state[parameter]["square_avg"], theirs.state[other]["square_avg"])
+        assert fused.state[parameter].keys() == theirs.state[other].keys()
+        assert float(fused.state[parameter]["step"]) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,7 +26,8 @@ def build_optimizer(
     }
     optimizer: torch.optim.Optimizer
     if settings.name == "rmsprop":
-        optimizer = torch.optim.RMSprop(wanted, alpha=settings.smoothing, eps=RMSPROP_EPS, capturable=on_gpu, **common)
+        kind = _rmsprop(on_gpu)
+        optimizer = kind(wanted, alpha=settings.smoothing, eps=RMSPROP_EPS, capturable=on_gpu, **common)
     elif settings.name == "nesterov":
         momentum = settings.momentum
         optimizer = torch.optim.SGD(wanted, momentum=momentum, nesterov=momentum > 0, fused=on_gpu, **common)
@@ -34,6 +36,14 @@ def build_optimizer(
     if on_gpu:
         optimizer.register_step_pre_hook(align_gradients)
     return optimizer
+
+
+def _rmsprop(on_gpu: bool) -> type[torch.optim.RMSprop]:
+    if on_gpu and importlib.util.find_spec("triton") is not None:
+        from mixnorm.experiments.fused_rmsprop import FusedRMSprop
+
+        return FusedRMSprop
+    return torch.optim.RMSprop
 
 
 def align_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -17,6 +17,7 @@ class ConvNorm(nn.Module):
         kernel: its odd size, or its odd height and width.
         stride: 2 halves the height and width.
         padded: with zeros, so that only the stride changes the height and width.
+        then: what follows the norm.
     """
 
     def __init__(
@@ -28,15 +29,17 @@ class ConvNorm(nn.Module):
         *,
         stride: int = 1,
         padded: bool = True,
+        then: Callable[[Tensor], Tensor] = F.relu,
     ) -> None:
         super().__init__()
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
         padding = (height // 2, width // 2) if padded else 0
         self.conv = nn.Conv2d(in_channels, out_channels, (height, width), stride, padding, bias=False)
         self.norm = norm(out_channels)
+        self.then = then
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x)))
+        return self.then(self.norm(self.conv(x)))
 
 
 def lecun_normal(module: nn.Module) -> None:
