@@ -72,6 +72,7 @@ ORDER = [
     "bench.plots",
     "experiments.config",
     "experiments.records",
+    "experiments.forms",
     "experiments.catalog",
     "experiments.fused_rmsprop",
     "experiments.schedule",

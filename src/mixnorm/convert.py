@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -167,14 +168,20 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         raise ValueError("the model has no norm with statistics to refill: convert it first, or leave this call out")
     flags = {module: module.training for module in model.modules()}
     before = [(norm, norm.momentum, copy.deepcopy(norm.state_dict())) for norm in norms]
+    calls: Counter[nn.Module] = Counter()
+
+    def take_plain_mean(norm: Any, _: Any) -> None:
+        """Over all batches, as momentum=None says; but that waits for the GPU, to read how many there were."""
+        calls[norm] += 1
+        norm.momentum = 1 / calls[norm]
+
+    hooks = [norm.register_forward_pre_hook(take_plain_mean) for norm in norms if isinstance(norm, _BatchNorm)]
     done = 0
     try:
         model.eval()
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
-            if isinstance(norm, _BatchNorm):
-                norm.momentum = None  # the plain mean over all batches
         for batch in batches:
             _feed(model, batch)
             done += 1
@@ -185,6 +192,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
             norm.load_state_dict(state)
         raise
     finally:
+        for hook in hooks:
+            hook.remove()
         for norm, momentum, _ in before:
             norm.momentum = momentum
         for module, training in flags.items():

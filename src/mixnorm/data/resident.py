@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -70,6 +71,8 @@ class Resident:
         self._test_images, self._test_labels = (t.to(self.device) for t in (dataset.test.images, dataset.test.labels))
         self._rows, self._columns = (torch.arange(size, device=self.device) for size in self.shape[1:])
         self._plan = self._draw(0, 0, TRAINING).to(self.device)
+        self._drawing = ThreadPoolExecutor(1) if self.device.type == "cuda" else None
+        self._ahead: tuple[tuple[int, int] | None, Future[Tensor]] = None, Future()  # a seed and an epoch, and its plan
         # Small images are not worth the steps to make a batch of them: they are kept as they come out.
         self._ready: Tensor | None = None
         if not self.use_kernel and not self.augment and self._images.numel() <= READY_PIXELS:
@@ -77,10 +80,15 @@ class Resident:
 
     def start_epoch(self, seed: int, epoch: int) -> None:
         """Draws the order, the crops and the flips of an epoch, from the two numbers alone."""
-        plan = self._draw(seed, epoch, TRAINING)
-        if self.device.type == "cuda":  # from pinned memory, so that the host does not wait for the copy
-            plan = plan.pin_memory()
-        self._plan.copy_(plan, non_blocking=True)
+        if self._drawing is None:
+            self._plan.copy_(self._draw(seed, epoch, TRAINING))
+            return
+        # The plan of the next epoch is drawn while the GPU is busy with this one. It is copied from pinned memory, so that
+        # the host does not wait.
+        drawn_for, drawn = self._ahead
+        plan = drawn.result() if drawn_for == (seed, epoch) else self._draw(seed, epoch, TRAINING)
+        self._plan.copy_(plan.pin_memory(), non_blocking=True)
+        self._ahead = (seed, epoch + 1), self._drawing.submit(self._draw, seed, epoch + 1, TRAINING)
 
     def batch(self, step: Tensor) -> tuple[Tensor, Tensor]:
         """Images (B, C, H, W) and labels (B,) of a step of this epoch.

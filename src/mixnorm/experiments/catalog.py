@@ -1,5 +1,6 @@
 """The experiments of the paper as data: every row of its tables and every curve of its figures, with the paper's figures.
 
+Beside them, the forms of mixture norm that the paper does not have.
 What the paper leaves open is in :attr:`Experiment.note`. Its "RMSprop with 0.9 momentum" is RMSprop's smoothing constant.
 """
 
@@ -8,11 +9,12 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mixnorm.bench.goals import PAPER_COST
 from mixnorm.experiments.config import Gan, Mixture, Optimizer, RunConfig, Schedule
+from mixnorm.experiments.forms import FORMS
 
 # Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
 COST = PAPER_COST
@@ -247,4 +249,16 @@ def _dcgan() -> list[Experiment]:
     return found
 
 
-EXPERIMENTS = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet(), *_dcgan())}
+def _forms(start: Experiment) -> list[Experiment]:
+    """The forms in :mod:`mixnorm.experiments.forms`, which change one experiment."""
+    found = []
+    for form, (layers, options) in FORMS.items():
+        name, old = f"forms/{start.config.data}/{form}", start.config.mixture
+        assert old is not None
+        config = replace(start.config, name=name, mixture=Mixture(layers, old.options | options))
+        found.append(Experiment(name, config, {}))
+    return found
+
+
+_PAPER = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet(), *_dcgan())}
+EXPERIMENTS = _PAPER | {found.name: found for found in _forms(_PAPER["cifar-cnn/cifar100/mn-2"])}

@@ -27,5 +27,7 @@ def relu_max_pool(x: Tensor) -> Tensor:
 
 def _takes_kernel(x: Tensor) -> bool:
     """In channels_last, where PyTorch's pooling takes a quarter of the training step of the CIFAR CNN."""
-    last = x.is_contiguous(memory_format=torch.channels_last) and min(x.shape[1:]) >= STRIDE
-    return x.is_cuda and HAS_TRITON and last and not torch.compiler.is_compiling()
+    if not (x.is_cuda and HAS_TRITON and x.is_contiguous(memory_format=torch.channels_last)):
+        return False
+    fits = min(x.shape[1:]) >= STRIDE and x.numel() < 2**31
+    return fits and not torch.compiler.is_compiling()

@@ -33,7 +33,7 @@ class ReluMaxPool(torch.autograd.Function):
         places = torch.empty_like(out, dtype=torch.uint8)
         with torch.cuda.device_of(x):
             _forward[(triton.cdiv(out.numel(), BLOCK),)](
-                x, out, places, out.numel(), height, width, *pooled[2:], channels, SIZE=size, STRIDE=stride, BLOCK=BLOCK
+                x, out, places, out.numel(), channels, height, width, *pooled[2:], SIZE=size, STRIDE=stride, BLOCK=BLOCK
             )  # fmt: skip
         ctx.save_for_backward(places)
         ctx.shape, ctx.windows = x.shape, (size, stride)
@@ -49,7 +49,7 @@ class ReluMaxPool(torch.autograd.Function):
         out = torch.empty(ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last)
         with torch.cuda.device_of(grad):
             _backward[(triton.cdiv(out.numel(), BLOCK),)](
-                grad, places, out, out.numel(), height, width, *places.shape[2:], channels,
+                grad, places, out, out.numel(), channels, height, width, *places.shape[2:],
                 SIZE=size, STRIDE=stride, BLOCK=BLOCK,
             )  # fmt: skip
         return out, None, None
@@ -61,26 +61,26 @@ def _forward(
     out_ptr,  # (N, PH, PW, C)
     places_ptr,  # as out, uint8
     count,
-    height,
-    width,
-    pooled_height,
-    pooled_width,
-    channels,
+    CHANNELS: tl.constexpr,  # constants, because division by others takes longer than the memory
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POOLED_HEIGHT: tl.constexpr,
+    POOLED_WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = i < count
-    c, window = i % channels, i // channels
-    column, row = window % pooled_width, window // pooled_width % pooled_height
-    image = window // (pooled_width * pooled_height)
+    c, window = i % CHANNELS, i // CHANNELS
+    column, row = window % POOLED_WIDTH, window // POOLED_WIDTH % POOLED_HEIGHT
+    image = window // (POOLED_WIDTH * POOLED_HEIGHT)
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
     place = tl.full((BLOCK,), 0, tl.int32)
     for tap in tl.static_range(SIZE * SIZE):
         y, x = row * STRIDE + tap // SIZE, column * STRIDE + tap % SIZE
-        inside = exists & (y < height) & (x < width)
-        address = ((image * height + y) * width + x) * channels + c
+        inside = exists & (y < HEIGHT) & (x < WIDTH)
+        address = ((image * HEIGHT + y) * WIDTH + x) * CHANNELS + c
         value = tl.load(x_ptr + address, mask=inside, other=float("-inf")).to(tl.float32)
         larger = (value > largest) | (value != value)  # what is not a number stays, as in PyTorch
         place = tl.where(larger, tap, place)
@@ -96,30 +96,30 @@ def _backward(
     places_ptr,  # as grad
     out_ptr,  # (N, H, W, C)
     count,
-    height,
-    width,
-    pooled_height,
-    pooled_width,
-    channels,
+    CHANNELS: tl.constexpr,  # constants, because division by others takes longer than the memory
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    POOLED_HEIGHT: tl.constexpr,
+    POOLED_WIDTH: tl.constexpr,
     SIZE: tl.constexpr,
     STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = i < count
-    c, position = i % channels, i // channels
-    x, y = position % width, position // width % height
-    image = position // (width * height)
+    c, position = i % CHANNELS, i // CHANNELS
+    x, y = position % WIDTH, position // WIDTH % HEIGHT
+    image = position // (WIDTH * HEIGHT)
     total = tl.zeros((BLOCK,), tl.float32)
     WINDOWS: tl.constexpr = (SIZE + STRIDE - 1) // STRIDE  # along one side, which a position can belong to
     for up in tl.static_range(WINDOWS):
         for left in tl.static_range(WINDOWS):
             row, column = y // STRIDE - up, x // STRIDE - left
             tap_y, tap_x = y - row * STRIDE, x - column * STRIDE
-            inside = exists & (row >= 0) & (row < pooled_height) & (column >= 0) & (column < pooled_width)
+            inside = exists & (row >= 0) & (row < POOLED_HEIGHT) & (column >= 0) & (column < POOLED_WIDTH)
             inside &= (tap_y < SIZE) & (tap_x < SIZE)
-            address = ((image * pooled_height + row) * pooled_width + column) * channels + c
-            place = tl.load(places_ptr + address, mask=inside, other=NOWHERE).to(tl.int64)
+            address = ((image * POOLED_HEIGHT + row) * POOLED_WIDTH + column) * CHANNELS + c
+            place = tl.load(places_ptr + address, mask=inside, other=NOWHERE).to(tl.int32)
             grad = tl.load(grad_ptr + address, mask=inside, other=0.0).to(tl.float32)
             total += tl.where(place == tap_y * SIZE + tap_x, grad, 0.0)
     tl.store(out_ptr + i, total.to(out_ptr.dtype.element_ty), mask=exists)

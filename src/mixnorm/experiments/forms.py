@@ -1,0 +1,32 @@
+"""Forms of mixture norm beside the paper's: what the recommended setting was chosen from, on validation images.
+
+Each changes the paper's MN-2 of the CIFAR CNN, which has K = 3, EM iter. 2 and ReLU inside the sum at conv3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# name: layers, options that differ
+FORMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "paper": (("conv3",), {}),
+    "relu-outside": (("conv3",), {"activation": None}),
+    "statistics": (("conv3",), {"affine_mode": "statistics"}),
+    "k-2": (("conv3",), {"num_components": 2}),
+    "k-5": (("conv3",), {"num_components": 5}),
+    "em-4": (("conv3",), {"em_iters": 4}),
+    "all-points": (("conv3",), {"sample_fraction": 1.0, "max_samples": None}),
+    "conv2": (("conv2",), {}),
+    "conv4": (("conv4",), {}),
+    "conv2-3": (("conv2", "conv3"), {}),
+    "conv3-4": (("conv3", "conv4"), {}),
+    "all-layers": (("conv1", "conv2", "conv3", "conv4"), {}),
+    "warm": (("conv3",), {"seeding": "warm"}),
+    "warm-k-5": (("conv3",), {"seeding": "warm", "num_components": 5}),
+    "warm-conv2-3": (("conv2", "conv3"), {"seeding": "warm"}),
+    "warm-conv3-4": (("conv3", "conv4"), {"seeding": "warm"}),
+    "warm-all-layers": (("conv1", "conv2", "conv3", "conv4"), {"seeding": "warm"}),
+    "short-history": (("conv3",), {"history": 3, "momentum": 0.5}),
+    "mixture": (("conv3",), {"inference": "mixture"}),
+    "pooled": (("conv3",), {"inference": "pooled"}),
+}
