@@ -1,20 +1,24 @@
 """The figures here were copied from the paper by hand, beside those in the catalog."""
 
+import dataclasses
 from collections import Counter
 
 import pytest
 
 from mixnorm import MixtureNorm2d
 from mixnorm.experiments import catalog
+from mixnorm.experiments.build import make_model
 from mixnorm.experiments.config import RunConfig
+from mixnorm.experiments.forms import FORMS
 from mixnorm.experiments.gan import make_networks
 
 EXPERIMENTS = catalog.EXPERIMENTS
+PAPER = {name: found for name, found in EXPERIMENTS.items() if not name.startswith("forms/")}
 FIT = {"num_components": 3, "em_iters": 2}
 
 
 def test_every_row_is_there():
-    tables = Counter((e.config.model, e.config.data, e.config.mixture is None) for e in EXPERIMENTS.values())
+    tables = Counter((e.config.model, e.config.data, e.config.mixture is None) for e in PAPER.values())
     assert tables == {
         ("cifar-cnn", "cifar10", True): 4,
         ("cifar-cnn", "cifar10", False): 4,
@@ -146,3 +150,14 @@ def test_names_and_globs():
         catalog.get("cifar-cnn/cifar100/mn2")
     with pytest.raises(ValueError, match="--list"):
         catalog.match("imagenet/*")
+
+
+def test_every_form_changes_the_papers_and_can_be_trained():
+    """The options are those of the layer, the layers those of the model, and no two forms are the same."""
+    start = catalog.get("cifar-cnn/cifar100/mn-2").config
+    forms = [found.config for found in catalog.match("forms/cifar100/*")]
+    assert len(forms) == len({form.identity() for form in forms}) == len(FORMS)
+    assert forms[0].identity() == start.identity()
+    for form in forms:
+        assert dataclasses.replace(form, name=start.name, mixture=start.mixture) == start
+        make_model(form, 100, (3, 32, 32))
