@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gzip
 import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from mixnorm.bench import table
 from mixnorm.experiments.config import RunConfig
 
 NAME = "record.jsonl"
+KEPT = f"{NAME}.gz"  # of a finished run, to be kept with a document
 VERSION = 1
 REASONS = ("finished", "interrupted", "not finite")
 # What every epoch has, and what may be missing from one and is then null.
@@ -193,15 +196,34 @@ def find(folder: Path) -> list[Record]:
     """All runs below a folder, in the order of their paths, without those that were stopped before their first line."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: name one that holds runs")
-    records = [_read(path) for path in sorted(folder.rglob(NAME))]
+    records = [_read(path) for path in sorted([*folder.rglob(NAME), *folder.rglob(KEPT)])]
     return [record for record in records if record is not None]
 
 
-def _read(path: Path) -> Record | None:
+def keep(records: Iterable[Record], folder: Path) -> list[Path]:
+    """Copies the records of finished runs, compressed, to where a run of their name and seed has its folder."""
+    kept = []
+    for record in records:
+        if record.finished and record.path is not None:
+            path = folder / record.config.name / f"seed-{record.config.seed}" / KEPT
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(_content(record.path), mtime=0))  # the same bytes each time
+            kept.append(path)
+    return kept
+
+
+def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
+        return gzip.decompress(content) if path.name == KEPT else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordError(f"{path} is damaged ({error}): take it from where it was kept first") from error
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): name the record of a run") from error
+
+
+def _read(path: Path) -> Record | None:
+    content = _content(path)
     lines = content.split(b"\n")
     last = lines.pop()
     if _is_whole(last):  # only its line break is missing

@@ -8,12 +8,12 @@ from pathlib import Path
 from mixnorm.bench import table as bench_table
 from mixnorm.experiments import records as experiment_records
 from mixnorm.experiments.records import Record
-from mixnorm.reports import comparison, content, gan, html, markdown
+from mixnorm.reports import comparison, content, document, gan, html, markdown
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
 from mixnorm.reports.table import Table
 from mixnorm.reports.tables import accuracies, speed
 
-__all__ = ["summary", "write"]
+__all__ = ["summary", "write", "write_document"]
 
 
 def write(
@@ -32,9 +32,7 @@ def write(
     """
     if records is None:
         records = experiment_records.find(folder)
-    if not any(record.epochs for record in records):
-        why = "there are no runs" if not records else "no run has finished an epoch"
-        raise ValueError(f"{why} in {folder}: mixnorm compare or mixnorm reproduce trains some, then report again")
+    _check(records, folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [] if bench is None else bench_table.read(bench)
     report = content.assemble(records, title=title, figures_dir=folder / "figures", paper=paper, cost_rows=rows)
@@ -42,6 +40,20 @@ def write(
     path = folder / "report.html"
     path.write_text(html.build(report), encoding="utf-8")
     return path
+
+
+def write_document(path: Path, folder: Path, records: Sequence[Record], bench: Path | None = None) -> Path:
+    """Writes a Markdown document about many experiments, with what ``findings.md`` in the folder of the records says."""
+    _check(records, folder)
+    findings = folder / document.FINDINGS
+    rows = [] if bench is None else bench_table.read(bench)
+    return document.write(path, records, findings=findings if findings.exists() else None, cost_rows=rows)
+
+
+def _check(records: Sequence[Record], folder: Path) -> None:
+    if not any(record.epochs for record in records):
+        why = "there are no runs" if not records else "no run has finished an epoch"
+        raise ValueError(f"{why} in {folder}: mixnorm compare or mixnorm reproduce trains some, then report again")
 
 
 def summary(records: Sequence[Record]) -> tuple[list[Table], list[str]]:

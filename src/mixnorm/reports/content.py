@@ -26,12 +26,15 @@ REFILLED = (
 
 @dataclass(frozen=True)
 class Section:
-    """``folded``: there for those who look for it."""
+    """``said``: paragraphs in Markdown, which only a document has. ``commands``: for a terminal, to run it again.
+    ``folded``: there for those who look for it."""
 
     title: str
     text: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    said: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
     folded: bool = False
 
 
