@@ -64,6 +64,9 @@ Validation = Annotated[
     float,
     typer.Option("--validation", min=0, max=0.9, help="Test on this share of the training images, to choose settings."),
 ]
+NormMomentum = Annotated[
+    float | None, typer.Option("--norm-momentum", help="Of every norm's running statistics; 1 is the last batch alone.")
+]
 Features = Annotated[
     Path | None, typer.Option("--features", help="For generators: the folder of a classifier's run, or a file of weights.")
 ]
@@ -86,6 +89,7 @@ def compare(
     recalibrate: Recalibrate = 0,
     precision: Precision = "fp32",
     validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
     jobs: Jobs = 1,
     device: Device = "auto",
     out: Annotated[
@@ -108,7 +112,7 @@ def compare(
         where = choose_device(device)
         settings, folder = _settings(
             data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay, recalibrate,
-            precision, validation, where,
+            precision, validation, norm_momentum, where,
         )  # fmt: skip
         configs = settings.pair(seeds)
         name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
@@ -136,6 +140,7 @@ def train(
     recalibrate: Recalibrate = 0,
     precision: Precision = "fp32",
     validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
     as_json: Json = False,
@@ -155,12 +160,12 @@ def train(
                 name, model=model, layers=layers, components=components, em_iters=em_iters, option=option,
                 batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
-            config = _shortened(found, seed, epochs, recalibrate, precision, validation, where)
+            config = _shortened(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             settings, folder = _settings(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                recalibrate, precision, validation, where,
+                recalibrate, precision, validation, norm_momentum, where,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
@@ -174,6 +179,7 @@ def reproduce(
     recalibrate: Recalibrate = 0,
     precision: Precision = "fp32",
     validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
     ] = None,
@@ -200,7 +206,7 @@ def reproduce(
         where = choose_device(device)
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
         configs = [
-            _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, where)
+            _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, norm_momentum, where)
             for seed in range(seeds)
             for experiment in found.values()
         ]
@@ -211,7 +217,7 @@ def reproduce(
 def _settings(
     data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
     epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
-    recalibrate: int, precision: str, validation: float, device: torch.device,
+    recalibrate: int, precision: str, validation: float, norm_momentum: float | None, device: torch.device,
 ) -> tuple[Settings, Path | None]:  # fmt: skip
     """The settings that the options make of the defaults, and the folder of the data."""
     folder = None
@@ -233,6 +239,7 @@ def _settings(
         "recalibrate": recalibrate,
         "precision": precision,
         "validation": validation,
+        "norm_momentum": norm_momentum,
         "channels_last": device.type == "cuda",  # which convolutions are fastest in
     }
     return dataclasses.replace(settings, **_given(changes)), folder
@@ -270,6 +277,7 @@ def _shortened(
     recalibrate: int,
     precision: str,
     validation: float,
+    norm_momentum: float | None,
     device: torch.device,
 ) -> RunConfig:
     """An experiment as it was asked for; the report says where it is not quite the paper's."""
@@ -280,6 +288,7 @@ def _shortened(
         "recalibrate": recalibrate,
         "precision": precision,
         "validation": validation,
+        "norm_momentum": norm_momentum,
         "channels_last": device.type == "cuda",
     }
     return dataclasses.replace(config, **changes)

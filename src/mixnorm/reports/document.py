@@ -105,6 +105,7 @@ def _options(group: Group) -> tuple[str, ...]:
     told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
     told += [f"--precision {config.precision}"] if config.precision != known.precision else []
     told += [f"--validation {config.validation:g}"] if config.validation else []
+    told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
     return tuple(told)
 
 
