@@ -116,6 +116,7 @@ ORDER = [
     "cli.common",
     "cli.bench",
     "cli.results",
+    "cli.generators",
     "cli.experiments",
     "cli.__init__",
     "__main__",
@@ -203,7 +204,10 @@ def test_models_stand_on_torch_alone(module):
         ("matplotlib", {"demo", "bench.plots", "reports.figures", "reports.gan", "reports.inspection", "reports.modes"}),
         ("sklearn", {"bench.scikit_learn", "data.digits"}),
         ("typer", {"cli.common"}),
-        ("rich", {"bench.display", "reports.table", "experiments.progress", "cli.experiments", "cli.results"}),
+        (
+            "rich",
+            {"bench.display", "reports.table", "experiments.progress", "cli.experiments", "cli.generators", "cli.results"},
+        ),
     ],
 )
 def test_optional_packages_are_imported_in_few_places(package, where):

@@ -6,11 +6,12 @@ import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 
 from mixnorm import reports
+from mixnorm.cli import generators
 from mixnorm.cli.common import (
     INTERRUPTED,
     Debug,
@@ -74,7 +75,16 @@ Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
 
 
 def compare(
-    data: Data = "digits",
+    task: Annotated[
+        str, typer.Option("--task", help="classify, or gan: generators of a grid, a ring or of cifar10.")
+    ] = "classify",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="digits (unless given), cifar10, cifar100, a folder, or my_module:loaders; for gan grid, ring or cifar10.",
+        ),
+    ] = None,
     model: Model = None,
     layers: Layers = None,
     components: Components = None,
@@ -90,6 +100,7 @@ def compare(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    features: Features = None,
     jobs: Jobs = 1,
     device: Device = "auto",
     out: Annotated[
@@ -107,18 +118,53 @@ def compare(
 
     Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
     returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
+
+    Generators: mixnorm compare --task gan --data ring --seeds 3, or with cifar10, by their Fréchet distance.
     """
     with mistakes():
+        choice("--task", task, ("classify", "gan"))
         where = choose_device(device)
+        if task == "gan":
+            _refuse(
+                "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
+                weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
+            )  # fmt: skip
+    if task == "gan":
+        _compare_generators(
+            data or "grid", seeds, epochs, components, em_iters, recalibrate, precision, features, jobs, where, out, as_json
+        )
+    with mistakes():
         settings, folder = _settings(
-            data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay, recalibrate,
-            precision, validation, norm_momentum, where,
+            data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
+            recalibrate, precision, validation, norm_momentum, where,
         )  # fmt: skip
         configs = settings.pair(seeds)
         name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
         root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
     title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
     _run(configs, root, where, Files(folder), jobs, as_json=as_json, title=title, inside=True)
+
+
+def _compare_generators(
+    data: str, seeds: int, epochs: int | None, components: int | None, em_iters: int | None, recalibrate: int,
+    precision: str, features: Path | None, jobs: int, device: torch.device, out: Path | None, as_json: bool,
+) -> NoReturn:  # fmt: skip
+    """Points in the plane, or the paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
+    if generators.is_plane(data):
+        generators.compare_points(data, seeds, epochs, components, em_iters, out, as_json=as_json)
+        raise typer.Exit(0)
+    with mistakes():
+        folder = Path(data) if Path(data).is_dir() else None
+        if data != "cifar10" and folder is None:
+            raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
+        _refuse("DCGAN", components=components, em_iters=em_iters)
+        configs = [
+            _shortened(config, config.seed, epochs, recalibrate, precision, 0.0, None, device)
+            for config in generators.pair(seeds)
+        ]
+        root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
+    title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
+    _run(configs, root, device, Files(folder, features), jobs, as_json=as_json, title=title)
 
 
 def train(
@@ -157,8 +203,8 @@ def train(
         if name is not None:
             found = catalog.get(name).config
             _refuse(
-                name, model=model, layers=layers, components=components, em_iters=em_iters, option=option,
-                batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
+                name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
+                option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
             config = _shortened(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where)
             folder = None if data in ("digits", found.data) else Path(data)
@@ -245,11 +291,11 @@ def _settings(
     return dataclasses.replace(settings, **_given(changes)), folder
 
 
-def _refuse(name: str, **settings: Any) -> None:
+def _refuse(name: str, remedy: str = "", **settings: Any) -> None:
     """Settings that an experiment of the paper has of its own."""
     given = [f"--{setting.replace('_', '-')}" for setting in _given(settings)]
     if given:
-        raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out, or the name and say it all")
+        raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out{remedy}")
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -305,7 +351,7 @@ def _run(
     title: str | None = None,
     report: bool = True,
     inside: bool = False,
-) -> None:
+) -> NoReturn:
     """Trains, shows what came out, and writes the report; after Ctrl-C of what there is."""
     code = 0
     failed: dict[str, Failure] = {}

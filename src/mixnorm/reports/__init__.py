@@ -7,13 +7,16 @@ from pathlib import Path
 
 from mixnorm.bench import table as bench_table
 from mixnorm.experiments import records as experiment_records
+from mixnorm.experiments.modes import Result
 from mixnorm.experiments.records import Record
-from mixnorm.reports import comparison, content, document, gan, html, markdown
+from mixnorm.reports import comparison, content, document, gan, html, markdown, modes
+from mixnorm.reports.content import Report, Section
+from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
 from mixnorm.reports.table import Table
 from mixnorm.reports.tables import accuracies, speed
 
-__all__ = ["summary", "write", "write_document"]
+__all__ = ["summary", "write", "write_document", "write_modes"]
 
 
 def write(
@@ -36,10 +39,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     rows = [] if bench is None else bench_table.read(bench)
     report = content.assemble(records, title=title, figures_dir=folder / "figures", paper=paper, cost_rows=rows)
-    (folder / "report.md").write_text(markdown.build(report, folder), encoding="utf-8")
-    path = folder / "report.html"
-    path.write_text(html.build(report), encoding="utf-8")
-    return path
+    return _both(report, folder)
 
 
 def write_document(path: Path, folder: Path, records: Sequence[Record], bench: Path | None = None) -> Path:
@@ -48,6 +48,32 @@ def write_document(path: Path, folder: Path, records: Sequence[Record], bench: P
     findings = folder / document.FINDINGS
     rows = [] if bench is None else bench_table.read(bench)
     return document.write(path, records, findings=findings if findings.exists() else None, cost_rows=rows)
+
+
+def write_modes(folder: Path, data: str, results: Sequence[Result]) -> tuple[Path, Table, str]:
+    """Writes the report about generators of points in the plane; returns its path, the table and what came out."""
+    table, answer = modes.table(data, results), modes.answer(data, results)
+    pictures = folder / "figures"
+    shown: tuple[Picture, ...] = ()
+    missing: tuple[str, ...] = ()
+    try:
+        shown = (modes.draw(data, results, pictures),)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        missing = (content.NO_PICTURES,)
+    sections = (Section("Results", missing, (table,)), Section("Samples", (), (), shown))
+    kept = tuple(section for section in sections if section.tables or section.pictures)
+    report = Report(f"Batch norm and mixture norm in generators: the {data}", (answer,), (), kept, pictures)
+    return _both(report, folder), table, answer
+
+
+def _both(report: Report, folder: Path) -> Path:
+    """A report as report.md and report.html; the path of the latter."""
+    (folder / "report.md").write_text(markdown.build(report, folder), encoding="utf-8")
+    path = folder / "report.html"
+    path.write_text(html.build(report), encoding="utf-8")
+    return path
 
 
 def _check(records: Sequence[Record], folder: Path) -> None:

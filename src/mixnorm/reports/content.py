@@ -23,6 +23,8 @@ REFILLED = (
     "Here they were refilled from training batches before each evaluation."
 )
 
+NO_PICTURES = "There are no pictures, because matplotlib is not installed: pip install matplotlib"
+
 
 @dataclass(frozen=True)
 class Section:
@@ -79,7 +81,7 @@ def assemble(
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        missing = ("There are no pictures, because matplotlib is not installed: pip install matplotlib",)
+        missing = (NO_PICTURES,)
     sections = [_results(families, PLAIN, paper)]
     told = tuple(found for family in generators if (found := gan.distances(family, paper)).rows)
     sections.append(Section("Generators", tables=told, pictures=tuple(made)))

@@ -39,6 +39,19 @@ def table(data: str, results: Sequence[Result]) -> Table:
     return Table(f"Generators of the {data}", columns, rows, notes)
 
 
+def answer(data: str, results: Sequence[Result]) -> str:
+    """What came out, in a sentence."""
+    found = dict(by_norm(results))
+    reached, good = (
+        {norm: Measured.over(value(result) for result in runs) for norm, runs in found.items()}
+        for value in (lambda result: result.score.reached, lambda result: 100 * result.score.good)
+    )
+    parts = [f"{norm} reached {reached[norm].mean:.1f} modes with {good[norm].mean:.1f}% good samples" for norm in found]
+    count, seeds = len(DATA[data].centres), len(next(iter(found.values())))
+    text = f"Of the {count} modes of the {data}, generators with {' and those with '.join(parts)}"
+    return f"{text} ({seeds} seed{'s' * (seeds > 1)})."
+
+
 def draw(data: str, results: Sequence[Result], folder: Path) -> Picture:
     """Real points and those of both generators: of each norm the seed in the middle, by modes reached and good samples."""
     import matplotlib as mpl
