@@ -7,7 +7,9 @@ from pathlib import Path
 
 from mixnorm.bench import table as bench_table
 from mixnorm.experiments import records as experiment_records
-from mixnorm.experiments.modes import Result
+from mixnorm.experiments.modes import DATA, Result
+from mixnorm.experiments.modes import NAME as POINTS
+from mixnorm.experiments.modes import read as read_points
 from mixnorm.experiments.records import Record
 from mixnorm.reports import comparison, content, document, gan, html, markdown, modes
 from mixnorm.reports.content import Report, Section
@@ -43,11 +45,16 @@ def write(
 
 
 def write_document(path: Path, folder: Path, records: Sequence[Record], bench: Path | None = None) -> Path:
-    """Writes a Markdown document about many experiments, with what ``findings.md`` in the folder of the records says."""
+    """Writes a Markdown document about many experiments, with what ``findings.md`` in the folder of the records says.
+
+    Generators of points in the plane are there, too, if the folder has what ``mixnorm compare --task gan`` keeps of them.
+    """
     _check(records, folder)
     findings = folder / document.FINDINGS
+    points = {data: found for data in DATA if (found := read_points(folder / POINTS.format(data)))}
     rows = [] if bench is None else bench_table.read(bench)
-    return document.write(path, records, findings=findings if findings.exists() else None, cost_rows=rows)
+    told = findings if findings.exists() else None
+    return document.write(path, records, findings=told, points=points, cost_rows=rows)
 
 
 def write_modes(folder: Path, data: str, results: Sequence[Result]) -> tuple[Path, Table, str]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from mixnorm.bench.table import Row
 from mixnorm.experiments import catalog
+from mixnorm.experiments.modes import Result
 from mixnorm.experiments.records import Record
-from mixnorm.reports import claims, cost, details, figures, gan, groups, inspection, markdown
+from mixnorm.reports import claims, cost, details, figures, gan, groups, inspection, markdown, modes
 from mixnorm.reports.content import READING, REFILLED, Report, Section
 from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, Family, Group
@@ -23,16 +24,30 @@ KINDS = (PLAIN, RECALIBRATED, "steps", "train_loss", "test_loss")  # the curves 
 COST, INSIDE, EVERY_RUN = "What it costs", "Inside the training", "Every run"
 
 
-def write(path: Path, records: Sequence[Record], *, findings: Path | None = None, cost_rows: Sequence[Row] = ()) -> Path:
-    """Writes the document, and its pictures into a folder beside it that has its name."""
+def write(
+    path: Path,
+    records: Sequence[Record],
+    *,
+    findings: Path | None = None,
+    points: Mapping[str, Sequence[Result]] | None = None,
+    cost_rows: Sequence[Row] = (),
+) -> Path:
+    """Writes the document, and its pictures into a folder beside it that has its name.
+
+    ``points``: generators of points in the plane, by their data.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = assemble(records, path.with_suffix(""), read_findings(findings), cost_rows)
+    report = assemble(records, path.with_suffix(""), read_findings(findings), points or {}, cost_rows)
     path.write_text(markdown.build(report, path.parent, FORMAT), encoding="utf-8")
     return path
 
 
 def assemble(
-    records: Sequence[Record], pictures: Path, said: Mapping[str, Sequence[str]], cost_rows: Sequence[Row] = ()
+    records: Sequence[Record],
+    pictures: Path,
+    said: Mapping[str, Sequence[str]],
+    points: Mapping[str, Sequence[Result]],
+    cost_rows: Sequence[Row] = (),
 ) -> Report:
     """The document before it is Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
     families = groups.families(record for record in records if record.config.gan is None)
@@ -42,6 +57,11 @@ def assemble(
         drawn = gan.draw([family], pictures)
         distances = (gan.distances(family),)
         sections.append(Section(gan.title(family), (), distances, tuple(drawn), commands=commands(family)))
+    for data, results in points.items():
+        made = modes.draw(data, results, pictures, (FORMAT,))
+        seeds = len({result.seed for result in results})
+        again = f"mixnorm compare --task gan --data {data} --seeds {seeds}"
+        sections.append(Section(f"The {data}", (), (modes.table(data, results),), (made,), commands=(again,)))
     sections += [_chosen(family) for family in families if family.validation]
     sections.append(Section(INSIDE, pictures=tuple(_inside(families, pictures))))
     if cost_rows:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mixnorm.experiments.modes import DATA, NORMS, Result, by_norm
-from mixnorm.reports.figures import STYLE, Picture, save
+from mixnorm.reports.figures import FORMATS, STYLE, Picture, save
 from mixnorm.reports.panels import BLUE, ORANGES
 from mixnorm.reports.table import Column, Measured, Table, Value, text_column
 
@@ -52,7 +52,7 @@ def answer(data: str, results: Sequence[Result]) -> str:
     return f"{text} ({seeds} seed{'s' * (seeds > 1)})."
 
 
-def draw(data: str, results: Sequence[Result], folder: Path) -> Picture:
+def draw(data: str, results: Sequence[Result], folder: Path, formats: Sequence[str] = FORMATS) -> Picture:
     """Real points and those of both generators: of each norm the seed in the middle, by modes reached and good samples."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -74,5 +74,5 @@ def draw(data: str, results: Sequence[Result], folder: Path) -> Picture:
             axis.grid(visible=False)
         title = f"Samples of the {data}: {' and '.join(NORMS)}"
         picture = Picture(f"modes-{data}", title, "Of each norm the seed in the middle.", wide=True)
-        save([(picture, figure)], folder)
+        save([(picture, figure)], folder, formats)
     return picture
