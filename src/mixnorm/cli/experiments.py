@@ -69,7 +69,8 @@ NormMomentum = Annotated[
     float | None, typer.Option("--norm-momentum", help="Of every norm's running statistics; 1 is the last batch alone.")
 ]
 Features = Annotated[
-    Path | None, typer.Option("--features", help="For generators: the folder of a classifier's run, or a file of weights.")
+    str | None,
+    typer.Option("--features", help="For generators: the folder of a classifier's run, the file of the Inception, or fid."),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
 
@@ -147,7 +148,7 @@ def compare(
 
 def _compare_generators(
     data: str, seeds: int, epochs: int | None, components: int | None, em_iters: int | None, recalibrate: int,
-    precision: str, features: Path | None, jobs: int, device: torch.device, out: Path | None, as_json: bool,
+    precision: str, features: str | None, jobs: int, device: torch.device, out: Path | None, as_json: bool,
 ) -> NoReturn:  # fmt: skip
     """Points in the plane, or the paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
     if generators.is_plane(data):
@@ -162,9 +163,10 @@ def _compare_generators(
             _shortened(config, config.seed, epochs, recalibrate, precision, 0.0, None, device)
             for config in generators.pair(seeds)
         ]
+        configs, network = generators.with_features(configs, features)
         root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
     title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
-    _run(configs, root, device, Files(folder, features), jobs, as_json=as_json, title=title)
+    _run(configs, root, device, Files(folder, network), jobs, as_json=as_json, title=title)
 
 
 def train(
@@ -256,7 +258,8 @@ def reproduce(
             for seed in range(seeds)
             for experiment in found.values()
         ]
-    files = Files(data, features)
+        configs, network = generators.with_features(configs, features)
+    files = Files(data, network)
     _run(configs, out, where, files, jobs, as_json=as_json, title="The paper's experiments, measured again")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mixnorm import reports
 from mixnorm.cli.common import mistakes, print_json, typer
 from mixnorm.experiments import catalog, modes
+from mixnorm.experiments import features as feature_networks
 from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.modes import Result, Settings
 
@@ -24,6 +26,23 @@ def pair(seeds: int) -> list[RunConfig]:
     """DCGAN with both norms in turns, as in the catalog."""
     found = [catalog.get(name).config for name in PAIR]
     return [replace(config, seed=seed) for seed in range(seeds) for config in found]
+
+
+def with_features(configs: Sequence[RunConfig], features: str | None) -> tuple[list[RunConfig], Path | None]:
+    """The runs with the features that were asked for, and where their network is.
+
+    A folder is that of a classifier's run, a file has the 2015 Inception's weights, and "fid" downloads those.
+    """
+    if features is None or not any(config.gan for config in configs):
+        return list(configs), None
+    where = feature_networks.fetch_inception() if features == "fid" else Path(features)
+    if not where.is_file():
+        return list(configs), where
+    found = []
+    for config in configs:
+        gan = config.gan and replace(config.gan, features="inception-2015")
+        found.append(replace(config, gan=gan))
+    return found, where
 
 
 def compare_points(
