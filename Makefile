@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-nightly lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/mixnorm compare
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
+
+test-nightly: $(VENV)/installed   # three times as many random cases
+	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/test_properties.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

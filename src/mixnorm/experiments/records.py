@@ -1,9 +1,9 @@
 """What was measured: one ``record.jsonl`` for each run, written line by line so that a run killed at any time is readable.
 
 Lines are JSON objects of four kinds. ``run`` opens a record with the configuration and environment, ``epoch`` follows each
-epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped. Errors are
-fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null. What ``components``
-and ``mixtures`` hold, ``experiments.mixtures`` says.
+epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped; each has a checksum.
+Errors are fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null. What
+``components`` and ``mixtures`` hold, ``experiments.mixtures`` says.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class Writer:
         self.write("end", reason=reason, message=message, seconds=seconds)
 
     def write(self, kind: str, **values: Any) -> None:
-        line = json.dumps(_finite({"kind": kind, **values}), allow_nan=False, ensure_ascii=False)
-        left = memoryview(line.encode() + b"\n")
+        line = json.dumps(_finite({"kind": kind, **values}), allow_nan=False, ensure_ascii=False).encode()
+        left = memoryview(_summed(line) + b"\n")
         with self._explained():
             size = os.fstat(self._file.fileno()).st_size
             try:
@@ -143,6 +143,21 @@ class Writer:
                 f"{self.path} cannot be written ({error.strerror or error}): what was recorded before is kept, so make room "
                 "or choose another folder, and run the same command again"
             ) from error
+
+
+def _summed(line: bytes) -> bytes:
+    """A line with the checksum of the line before that: JSON says nothing of a digit that has changed on a disk."""
+    return line[:-1] + f', "crc": {zlib.crc32(line)}}}'.encode()
+
+
+def _loads(line: bytes) -> Any:
+    """The JSON of a line whose checksum is right, or that was written before there were any."""
+    values = json.loads(line)
+    if isinstance(values, dict) and "crc" in values:
+        start, comma, _ = line.rpartition(b', "crc": ')
+        if not comma or _summed(start + b"}") != line:
+            raise ValueError("its checksum is wrong")
+    return values
 
 
 def _repair(path: Path) -> None:
@@ -231,7 +246,7 @@ def _read(path: Path) -> Record | None:
     record = None
     for number, line in enumerate(lines, start=1):
         try:
-            record = _add(record, json.loads(line), path)
+            record = _add(record, _loads(line), path)
         except RecordError:
             raise
         except (ValueError, TypeError, KeyError) as error:
