@@ -10,6 +10,7 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 # (B, T, K, D): one slot, more slots than a power of 2, more numbers than one program takes.
 SHAPES = [(1, 1, 1, 1), (1, 10, 3, 7), (3, 4, 2, 5), (2, 3, 5, 1), (1, 5, 3, 130), (1, 17, 16, 20), (7, 2, 16, 3)]
 NOT_FINITE = [float("nan"), float("inf"), -float("inf")]
+TOO_LARGE = 2e16  # for a mean
 
 
 def make_queues(batch, slots, k, dim, *, dtype=FP32):
@@ -45,6 +46,23 @@ def test_push(shape, dtype):
         assert_equal(queues, expected)
         assert tracked == 41 + step
         newest = tuple(t * 2 for t in newest)
+
+
+@pytest.mark.parametrize("backend", ["triton", "reference"])
+@pytest.mark.parametrize(
+    ("dtype", "which", "value", "stays_out"),
+    [
+        (FP32, 1, TOO_LARGE, True), (FP32, 1, -TOO_LARGE, True), (FP32, 1, 9e15, False), (FP32, 2, TOO_LARGE, False),
+        (torch.float16, 1, 7e4, True), (torch.float16, 2, 7e4, True), (torch.float16, 1, 6e4, False),
+    ],
+)  # fmt: skip
+def test_what_squares_or_a_dtype_cannot_hold_stays_out(backend, dtype, which, value, stays_out):
+    (queues, tracked), newest = make_queues(1, 3, 2, 5, dtype=dtype), make_newest(1, 2, 5)
+    before = [q.clone() for q in queues]
+    newest[which].view(-1)[3] = value
+    ops.push(queues, newest, tracked, backend=backend)
+    assert tracked == (41 if stays_out else 42)
+    assert all(torch.equal(a, b) for a, b in zip(queues, before, strict=True)) == stays_out
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)

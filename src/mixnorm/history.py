@@ -132,8 +132,8 @@ class MixtureHistory(nn.Module):
         rows = torch.arange(queue.shape[-2], device=sample.device) % sample.shape[-2]
         newest = sample[..., rows, :].to(queue.dtype)
         shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), newest.unsqueeze(axis)), axis)
-        taken = torch.stack([values.isfinite().all() for values in (newest, *statistics)]).all()
-        queue.copy_(torch.where(taken, shifted, queue))
+        taken = ops.can_be_kept(statistics, self.history_means.dtype)
+        queue.copy_(torch.where(taken & newest.isfinite().all(), shifted, queue))
 
     def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
         """The kept samples of the last T batches, NaN where a slot is empty; the first batch says how many points."""

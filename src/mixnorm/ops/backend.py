@@ -203,7 +203,7 @@ def inference(
 
 
 def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: str = "auto") -> None:
-    """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, unless that is not finite.
+    """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that :func:`can_be_kept`.
 
     The queues change in place. Nothing is read back from a GPU to decide.
     """
@@ -217,14 +217,20 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: st
     if hasattr(implementation, "push") and all(queue.is_contiguous() for queue in queues):
         implementation.push(queues, newest, tracked)
         return
-    finite = (newest[0].sum() + newest[1].sum() + newest[2].sum()).isfinite()
-    on_host = finite.device.type == "cpu"
-    if on_host and not finite:
+    taken = can_be_kept(newest, queues[1].dtype)
+    on_host = taken.device.type == "cpu"
+    if on_host and not taken:
         return
     for queue, value in zip(queues, newest, strict=True):
         shifted = torch.cat((queue[:, 1:], value.unsqueeze(1).to(queue.dtype)), 1)
-        queue.copy_(shifted if on_host else torch.where(finite, shifted, queue))
-    tracked.add_(finite)
+        queue.copy_(shifted if on_host else torch.where(taken, shifted, queue))
+    tracked.add_(taken)
+
+
+def can_be_kept(statistics: Statistics, dtype: torch.dtype) -> Tensor:
+    """Whether a mixture is finite in the dtype of a history, and its means are not too large to take squares from."""
+    finite = [values.to(dtype).isfinite().all() for values in statistics]
+    return torch.stack([*finite, (statistics[1].abs() <= reference.LARGEST_MEAN).all()]).all()
 
 
 def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tuple[Tensor, Tensor]:

@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 # Below this a variance counts as zero: the density of a degenerate component stays finite in fp32.
 MIN_VARIANCE = 1e-12
+# A mean beyond this keeps its batch out of a history: in fp32 the square of a distance from it would not be finite.
+LARGEST_MEAN = 1e16
 
 
 def log_densities(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:

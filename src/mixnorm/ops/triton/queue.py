@@ -9,14 +9,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixnorm.ops import reference
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
 Statistics = tuple[Tensor, Tensor, Tensor]
 COLUMNS = 128
+LARGEST_MEAN = tl.constexpr(reference.LARGEST_MEAN)
 
 
 def push(queues: Statistics, newest: Statistics, tracked: Tensor) -> None:
-    """Shifts queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, unless that is not finite.
+    """Shifts queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that ``ops.can_be_kept``.
 
     ``tracked`` counts the batches. The decision is made on the device.
     """
@@ -52,10 +54,11 @@ def _push(
     bad = tl.zeros((COLUMNS,), tl.int32)
     for start in range(0, means_count, COLUMNS):
         i = start + tl.arange(0, COLUMNS)
-        number = tl.load(means_ptr + i, mask=i < means_count, other=0.0)
-        number += tl.load(variances_ptr + i, mask=i < means_count, other=0.0)
-        number += tl.load(weights_ptr + i, mask=i < weights_count, other=0.0)
-        bad += (number - number != 0).to(tl.int32)
+        mean = tl.load(means_ptr + i, mask=i < means_count, other=0.0).to(means_queue_ptr.dtype.element_ty)
+        number = tl.load(variances_ptr + i, mask=i < means_count, other=0.0).to(variances_queue_ptr.dtype.element_ty)
+        number = number.to(tl.float32) + tl.load(weights_ptr + i, mask=i < weights_count, other=0.0)
+        small = tl.abs(mean.to(tl.float32)) <= LARGEST_MEAN
+        bad += ((number - number != 0) | (small == 0)).to(tl.int32)
     if tl.sum(bad, axis=0) == 0:
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         few, many = column < weights_count, column < means_count
