@@ -150,6 +150,11 @@ class MixtureHistory(nn.Module):
 
     def pooled_mixture(self) -> GaussianMixture | None:
         """One mixture of the kept samples of the last T batches, fitted once; ``None`` where none are kept."""
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                "inference='pooled' fits its mixture in evaluation, which cannot be exported: call mixnorm.distill(model) "
+                "first, which keeps that mixture"
+            )
         if self._pooled is None and self.history_samples is not None:
             axis = self.history_weights.dim() - 2
             filled = self.history_samples.isfinite().movedim(axis, 0).flatten(1).all(1).nonzero().squeeze(1)
