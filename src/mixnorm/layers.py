@@ -245,6 +245,11 @@ class _MixtureNorm(MixtureHistory):
             )
 
     def _check_input(self, x: Tensor) -> None:
+        if isinstance(x, torch.fx.Proxy):
+            raise ValueError(
+                f"{type(self).__name__} cannot be traced symbolically: use torch.export, or a torch.fx.Tracer whose "
+                "is_leaf_module says True to it"
+            )
         if x.dim() not in self.ranks:
             raise ValueError(
                 f"expected {self.shape_text} input to {type(self).__name__}, got {x.dim()}-D of shape {tuple(x.shape)}: "
