@@ -57,7 +57,7 @@ def test_symbolic_tracing_says_what_to_do():
 
 def test_the_other_fusions_refuse_it():
     model = trained_pair()
-    with pytest.raises(AssertionError, match="did not find fuser method for.*MixtureNorm2d"):
+    with pytest.raises(AssertionError, match=r"did not find fuser method for.*MixtureNorm2d"):
         torch.ao.quantization.fuse_modules(model, [["2", "3"]])
     with pytest.raises(AttributeError, match="running_mean"):
         fuse_conv_bn_eval(model[2], model[3])

@@ -158,7 +158,7 @@ def test_update_bn_refills_the_history_where_there_is_a_batch_norm_too():
 
 @torch.no_grad()
 def test_update_bn_looks_for_batch_norms_alone():
-    """Where all norms are mixture norms it returns at once. If this fails, PyTorch has changed and docs/tools.md is to say so."""
+    """Where all norms are mixture norms it returns at once. If this fails, PyTorch has changed, and docs/tools.md is old."""
     model = network()
     before = buffers(model)
     update_bn(itertools.repeat(points(8, *SHAPE), 4), model)

@@ -53,11 +53,16 @@ def _keep_one_mixture(layer: _MixtureNorm) -> None:
 def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float) -> Statistics:
     """One mixture (..., K) and twice (..., K, D) of T, whose components are permuted: (..., T, K) and twice (..., T, K, D).
 
-    ``weights`` are τ_t·λ^t_k. Each component of the result is one component of each of the T, taken together. Starts from
-    the last of the T as centers, and repeats two steps until nothing changes: match the components to the centers, and
-    move each center to the mean and variance of what was matched to it.
+    ``weights`` are τ_t·λ^t_k. Each component of the result is one component of each of the T, taken together. The centers
+    are those of the last of the T that has the most components in use. Then two steps are repeated until nothing changes:
+    match the components to the centers, and move each center to the mean and variance of what was matched to it.
     """
-    centers = (weights[..., -1, :], means[..., -1, :, :], variances[..., -1, :, :])
+    slots = torch.arange(weights.shape[-2], device=weights.device)
+    start = ((weights > 0).sum(-1) * len(slots) + slots).argmax(-1)[..., None, None]  # (..., 1, 1)
+    one = start.expand(*weights.shape[:-2], 1, weights.shape[-1])
+    ones = one.unsqueeze(-1).expand(*one.shape, means.shape[-1])
+    centers = (weights.gather(-2, one), means.gather(-3, ones), variances.gather(-3, ones))
+    centers = (centers[0].squeeze(-2), centers[1].squeeze(-3), centers[2].squeeze(-3))
     last: Tensor | None = None
     for _ in range(MAX_ROUNDS):
         match = _match(weights, means, variances, centers, max(eps, MIN_VARIANCE))
