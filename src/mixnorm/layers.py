@@ -282,8 +282,8 @@ class _MixtureNorm(MixtureHistory):
 
 
 def _in_backward() -> bool:
-    """Whether this forward pass is a recomputation, as activation checkpointing does it."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    """Whether this forward pass is a recomputation. A compiler cannot know: there ``ops.library.push`` asks when it runs."""
+    return not torch.compiler.is_compiling() and ops.in_backward()
 
 
 def _in_graph(points: Tensor) -> bool:

@@ -32,6 +32,11 @@ def traced_as_operators() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
+def in_backward() -> bool:
+    """Whether a backward pass is running: a forward pass in it is a recomputation, as activation checkpointing does it."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def makes_numbers(points: Tensor, num_components: int, backend: str) -> bool:
     """Whether the implementation for these points can make its random numbers from a seed and a counter."""
     return hasattr(_implementation(points, backend, num_components), "sample_and_fit")
