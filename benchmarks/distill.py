@@ -25,14 +25,15 @@ from mixnorm.layers import _MixtureNorm
 BATCH, REPEATS = 256, 12
 
 
-def milliseconds(function):
-    """The fastest of several calls: what else runs on the machine only adds to it."""
-    samples = []
+def milliseconds(functions):
+    """The fastest of several calls of each, taken in turns: what else runs on the machine only adds to it."""
+    samples = {name: [] for name in functions}
     for _ in range(REPEATS):
-        start = time.perf_counter()
-        function()
-        samples.append(1e3 * (time.perf_counter() - start))
-    return min(samples)
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            samples[name].append(1e3 * (time.perf_counter() - start))
+    return {name: min(values) for name, values in samples.items()}
 
 
 def norm_inputs(model, images):
@@ -49,8 +50,8 @@ def norm_inputs(model, images):
     return found
 
 
-def with_onnxruntime(model, images):
-    """The size of the exported file in kB, onnxruntime's time in ms, and how far its logits are off, of the largest."""
+def in_onnxruntime(model, images):
+    """A call of the exported model, the size of its file in kB, and how far its logits are off, of the largest."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -58,14 +59,13 @@ def with_onnxruntime(model, images):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         shapes = ({0: torch.export.Dim("n")},)
-        program = torch.onnx.export(model, (images[:2],), dynamo=True, dynamic_shapes=shapes, verbose=False)
-        program.save(file)
+        torch.onnx.export(model, (images[:2],), dynamo=True, dynamic_shapes=shapes, verbose=False).save(file)
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
         size = file.stat().st_size / 1e3
     feed = {session.get_inputs()[0].name: images.numpy()}
     expected = model(images)
     difference = ((torch.from_numpy(session.run(None, feed)[0]) - expected).abs().max() / expected.abs().max()).item()
-    return size, milliseconds(lambda: session.run(None, feed)), difference
+    return lambda: session.run(None, feed), size, difference
 
 
 @torch.no_grad()
@@ -85,17 +85,18 @@ def main():
     model.eval()
     print(f"{config.name}, epoch {state['epoch']}, torch {torch.__version__}, one thread, {BATCH} images at a time")
     images = next(iter(source.test_batches(BATCH)))[0].contiguous()
+    calls = {}
     for name, subject in (("history", model), ("distilled", mixnorm.distill(copy.deepcopy(model)))):
         loss, error = evaluate(subject, source.test_batches(BATCH), device=device, bf16=False).tolist()
+        print(f"{name}: accuracy {100 * (1 - error):.2f}%, loss {loss:.4f}")
         pairs = norm_inputs(subject, images)
-        layers = milliseconds(lambda pairs=pairs: [norm(x) for norm, x in pairs])
-        whole = milliseconds(lambda subject=subject: subject(images))
-        text = f"{name:>9}: accuracy {100 * (1 - error):.2f}%, loss {loss:.4f}, "
-        text += f"mixture norms {layers:.1f} ms, model {whole:.1f} ms"
+        calls[f"{name}: mixture norms"] = lambda pairs=pairs: [norm(x) for norm, x in pairs]
+        calls[f"{name}: model"] = lambda subject=subject: subject(images)
         if arguments.onnx:
-            size, runtime, difference = with_onnxruntime(subject, images)
-            text += f"; ONNX {size:.0f} kB, onnxruntime {runtime:.1f} ms, logits off by {difference:.0e} of the largest"
-        print(text, flush=True)
+            calls[f"{name}: onnxruntime"], size, difference = in_onnxruntime(subject, images)
+            print(f"{name}: ONNX file of {size:.0f} kB, logits off by {difference:.0e} of the largest")
+    for name, value in milliseconds(calls).items():
+        print(f"{name} {value:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ OPTIONS = [
     {"activation": "relu"},
     {"affine_mode": "statistics"},
     {"population": "channel"},
-    {"population": "layer"},
+    pytest.param({"population": "layer"}, marks=pytest.mark.slow),
 ]
 
 
