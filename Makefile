@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-nightly lint bench clean
+.PHONY: demo test test-slow test-nightly lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/mixnorm compare
@@ -10,7 +10,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
 
-test-nightly: $(VENV)/installed   # three times as many random cases
+test-slow: $(VENV)/installed   # what takes minutes, and the packages that it needs beside
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,slow]"
+	$(BIN)/pytest -n 2 -m slow
+
+test-nightly: $(VENV)/installed   # 12,000 random cases
 	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/test_properties.py
 
 lint: $(VENV)/installed

@@ -38,6 +38,7 @@ ORDER = [
     "history",
     "layers",
     "convert",
+    "distill",
     "ops.prepare",
     "demo",
     "__init__",

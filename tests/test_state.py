@@ -65,6 +65,25 @@ def test_checkpointing_counts_a_batch_once_and_changes_no_gradient(calls, seedin
     assert_same(checkpointed.state_dict(), plain.state_dict())
 
 
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_checkpointing_of_a_compiled_layer_counts_a_batch_once(reentrant):
+    plain = trained(MixtureNorm2d(CHANNELS))
+    checkpointed = copy.deepcopy(plain)
+    forward = torch.compile(checkpointed, backend="eager", fullgraph=True)
+
+    def run(call):
+        torch.manual_seed(1)
+        x = points(seed=20).requires_grad_()
+        call(x).backward(points(seed=21))
+        return x.grad
+
+    found = run(lambda x: checkpoint(forward, x, use_reentrant=reentrant))
+    torch.testing.assert_close(found, run(plain), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(checkpointed.state_dict(), plain.state_dict())
+    assert checkpointed.num_batches_tracked == 4
+    torch._dynamo.reset()
+
+
 # --- the history --------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from mixnorm import fisher, functional, gmm
 from mixnorm.convert import convert, freeze, recalibrate, revert, synchronize, unfreeze
+from mixnorm.distill import distill
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 
 __version__ = "0.1.0"
@@ -11,6 +12,7 @@ __all__ = [
     "MixtureNorm2d",
     "MixtureNorm3d",
     "convert",
+    "distill",
     "fisher",
     "freeze",
     "functional",

@@ -46,7 +46,7 @@ class MixtureHistory(nn.Module):
         self._seen = False  # a batch since the history was emptied
         self._last_statistics: ops.Statistics | None = None
         self._warm_starts: dict[int, ops.Statistics | None] = {}
-        self._pooled: GaussianMixture | None = None
+        self._pooled: tuple[int, GaussianMixture] | None = None  # with the version of the samples that it was fitted to
 
         lead, dim = ((self.num_features,), 1) if self.population == "channel" else ((), self.num_features)
         shape = (*lead, self.history, self.num_components)
@@ -154,12 +154,21 @@ class MixtureHistory(nn.Module):
 
         ``None`` where none are kept, or where they are so far apart that their squares are not finite.
         """
-        if self._pooled is None and self.history_samples is not None:
+        if torch.compiler.is_exporting():
+            raise ValueError(
+                "inference='pooled' fits its mixture in evaluation, which cannot be exported: call mixnorm.distill(model) "
+                "first, which keeps that mixture"
+            )
+        samples = self.history_samples
+        if samples is None:
+            return None
+        version = -1 if samples.is_inference() else samples._version  # an average of models copies into them
+        if self._pooled is None or self._pooled[0] != version:
             axis = self.history_weights.dim() - 2
-            filled = self.history_samples.isfinite().movedim(axis, 0).flatten(1).all(1).nonzero().squeeze(1)
+            filled = samples.isfinite().movedim(axis, 0).flatten(1).all(1).nonzero().squeeze(1)
             if filled.numel() == 0:
                 return None
-            pool = self.history_samples.index_select(axis, filled).flatten(axis, axis + 1)
+            pool = samples.index_select(axis, filled).flatten(axis, axis + 1)
             fitted = gmm.fit_mixture(
                 pool,
                 self.num_components,
@@ -171,8 +180,8 @@ class MixtureHistory(nn.Module):
             )
             if not (fitted.means.isfinite().all() and fitted.variances.isfinite().all()):
                 return None
-            self._pooled = fitted
-        return self._pooled
+            self._pooled = (version, fitted)
+        return self._pooled[1]
 
     def _apply(self, *args: Any, **kwargs: Any) -> MixtureHistory:
         self._forget()

@@ -245,6 +245,11 @@ class _MixtureNorm(MixtureHistory):
             )
 
     def _check_input(self, x: Tensor) -> None:
+        if isinstance(x, torch.fx.Proxy):
+            raise ValueError(
+                f"{type(self).__name__} cannot be traced symbolically: use torch.export, or a torch.fx.Tracer whose "
+                "is_leaf_module says True to it"
+            )
         if x.dim() not in self.ranks:
             raise ValueError(
                 f"expected {self.shape_text} input to {type(self).__name__}, got {x.dim()}-D of shape {tuple(x.shape)}: "
@@ -277,8 +282,8 @@ class _MixtureNorm(MixtureHistory):
 
 
 def _in_backward() -> bool:
-    """Whether this forward pass is a recomputation, as activation checkpointing does it."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+    """Whether this forward pass is a recomputation. A compiler cannot know: there ``ops.library.push`` asks when it runs."""
+    return not torch.compiler.is_compiling() and ops.in_backward()
 
 
 def _in_graph(points: Tensor) -> bool:

@@ -27,6 +27,16 @@ def check(backend: str) -> None:
         raise RuntimeError("backend='triton' needs the package triton: install it, or use 'auto'")
 
 
+def traced_as_operators() -> bool:
+    """Whether a compiler is to see the registered operators. An exported graph runs elsewhere: it gets PyTorch's own."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def in_backward() -> bool:
+    """Whether a backward pass is running: a forward pass in it is a recomputation, as activation checkpointing does it."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def makes_numbers(points: Tensor, num_components: int, backend: str) -> bool:
     """Whether the implementation for these points can make its random numbers from a seed and a counter."""
     return hasattr(_implementation(points, backend, num_components), "sample_and_fit")
@@ -40,7 +50,7 @@ def sample_and_fit(
     ``draws`` are size + 1 uniform numbers for the sample, and ``reference_fit.num_uniforms`` for each mixture; or, where
     :func:`makes_numbers`, a seed and a counter on the device.
     """
-    if torch.compiler.is_compiling():
+    if traced_as_operators():
         from mixnorm.ops import library
 
         sample, *mixture = library.sample_and_fit(points, size, draws, num_components, backend=backend, **options)
@@ -61,7 +71,7 @@ def sample_of(points: Tensor, size: int, draws: Tensor, *, backend: str = "auto"
         return points.reshape(batch, size, dim).to(dtype)
     index = reference_fit.sample_indices(outer * inner, size, draws)
     implementation: Any = None
-    if points.dtype == dtype and not torch.compiler.is_compiling():
+    if points.dtype == dtype and not traced_as_operators():
         implementation = _implementation(points, backend)
     if hasattr(implementation, "gather"):
         return implementation.gather(points, index)
@@ -70,7 +80,7 @@ def sample_of(points: Tensor, size: int, draws: Tensor, *, backend: str = "auto"
 
 def em(sample: Tensor, mixture: Statistics, *, backend: str = "auto", **options: Any) -> Statistics:
     """EM steps from a given mixture; see :func:`mixnorm.ops.reference_fit.em`."""
-    if torch.compiler.is_compiling():
+    if traced_as_operators():
         from mixnorm.ops import library
 
         return tuple(library.em(sample, *mixture, backend=backend, **options))  # type: ignore[return-value]
@@ -85,7 +95,7 @@ def em_step(
     ``history``: queues and a count that these go into, as in :func:`push`.
     """
     implementation = None
-    if torch.compiler.is_compiling():
+    if traced_as_operators():
         from mixnorm.ops import library
 
         resp, *found = library.em_step(points, *mixture, backend=backend)
@@ -114,7 +124,7 @@ def normalize(
     """The transform of a batch. ``statistics`` are those of the points under ``resp``, where they are known already."""
     if _is_per_feature(weight, points) and _is_per_feature(bias, points):
         implementation = _implementation(points, backend, resp.shape[2])
-        if torch.compiler.is_compiling():
+        if traced_as_operators():
             if implementation is not None and statistics is not None:
                 from mixnorm.ops import library
 
@@ -158,7 +168,7 @@ def transform_batch(
     **options: Any,
 ) -> tuple[Tensor, Statistics]:
     """:func:`em_step` and :func:`normalize`: the transform of the points under the posterior of a mixture, and λ, μ, σ²."""
-    if not torch.compiler.is_compiling() and _is_per_feature(weight, points) and _is_per_feature(bias, points):
+    if not traced_as_operators() and _is_per_feature(weight, points) and _is_per_feature(bias, points):
         implementation = _implementation(points, backend, mixture[0].shape[1])
         if hasattr(implementation, "transform_batch"):
             return implementation.transform_batch(points, mixture, weight, bias, history, **options)
@@ -183,7 +193,7 @@ def inference(
     """The transform under T given mixtures: ``weights`` (B, T, K), ``means``, ``variances`` (B, T, K, D), τ (B, T)."""
     mixtures = (weights, means, variances, slot_weights)
     if _is_per_feature(weight, points) and _is_per_feature(bias, points):
-        if torch.compiler.is_compiling():
+        if traced_as_operators():
             wanted = any(t is not None and t.requires_grad for t in (points, weight, bias))
             if not (wanted and torch.is_grad_enabled()):  # the compiler differentiates the reference itself
                 from mixnorm.ops import library
@@ -207,7 +217,7 @@ def push(queues: Statistics, newest: Statistics, tracked: Tensor, *, backend: st
 
     The queues change in place. Nothing is read back from a GPU to decide.
     """
-    if torch.compiler.is_compiling():
+    if traced_as_operators():
         from mixnorm.ops import library
 
         library.push(*queues, *newest, tracked, backend=backend)
@@ -236,7 +246,7 @@ def can_be_kept(statistics: Statistics, dtype: torch.dtype) -> Tensor:
 def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
     """λ and τ of a history with the weights (..., T, K); see :func:`mixnorm.ops.reference.slot_weights`."""
     lead = weights.shape[:-2]
-    implementation: Any = None if torch.compiler.is_compiling() else _implementation(weights, backend)
+    implementation: Any = None if traced_as_operators() else _implementation(weights, backend)
     if hasattr(implementation, "slot_weights"):
         used, tau = implementation.slot_weights(weights.reshape(-1, *weights.shape[-2:]), decay)
         return used.view(weights.shape), tau.view(*lead, -1)
@@ -246,7 +256,7 @@ def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tup
 def _implementation(points: Tensor, backend: str, components: int = 1, slots: int = 1) -> Any:
     """The module with faster functions for these points, or ``None`` for the reference."""
     check(backend)
-    if backend == "reference" or torch._C._are_functorch_transforms_active():
+    if backend == "reference" or torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
         return None
     if backend == "triton" or (points.device.type == "cuda" and HAS_TRITON):
         from mixnorm.ops import triton

@@ -202,6 +202,8 @@ def _push(
     tracked: Tensor,
     backend: str,
 ) -> None:
+    if ops.in_backward():  # a checkpointed call of a compiled module is recomputed there, and has been counted
+        return
     ops.push((weights_queue, means_queue, variances_queue), (weights, means, variances), tracked, backend=backend)
 
 

@@ -172,11 +172,11 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
 
     The newest slot is the last. An empty history is taken for one component of mean 0 and variance 1, as a new batch norm's.
     """
+    slots, components = weights.shape[-2:]
     unused = ~(weights.sum(-1) > 0).any(-1)
-    first = torch.zeros_like(weights, dtype=torch.bool)
-    first[..., -1, 0] = unused
-    weights = torch.where(first, 1.0, weights)
-    slots = weights.shape[-2]
+    # An assignment to [..., -1, 0] is what inductor cannot lower where buffers are constants.
+    newest = torch.arange(slots * components, device=weights.device).view(slots, components) == (slots - 1) * components
+    weights = torch.where(unused[..., None, None] & newest, 1.0, weights)
     age = torch.arange(slots - 1, -1, -1, device=weights.device, dtype=weights.dtype)
     tau = torch.where(weights.sum(-1) > 0, torch.full_like(age, decay) ** age, 0.0)
     return weights, tau / tau.sum(-1, keepdim=True)

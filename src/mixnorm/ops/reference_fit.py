@@ -59,8 +59,7 @@ def seed(x: Tensor, num_components: int, uniforms: Tensor) -> Tensor:
     for draws in rounds.unbind(1):
         # In fp64, a point at distance zero has an interval of exactly no length and is never drawn again.
         cumulative = closest[:, 0].double().cumsum(-1)
-        index = torch.searchsorted(cumulative, draws.double() * cumulative[:, -1:], right=True)
-        candidates = _rows(x, index.clamp_max(count - 1))
+        candidates = _rows(x, _draw(cumulative, draws))
         remaining = torch.minimum(closest, squared_distances(x, candidates))  # (B, candidates, m)
         best = remaining.sum(-1).argmin(-1)[:, None, None]
         closest = remaining.gather(1, best.expand(-1, 1, count))
@@ -123,8 +122,7 @@ def revive(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, uniform
     dead = ~(weights > 0)  # a NaN too
     distances = squared_distances(x, means).masked_fill(dead.unsqueeze(-1), torch.inf).amin(1)
     cumulative = torch.where(dead.all(1, keepdim=True), 1.0, distances).double().cumsum(-1)
-    index = torch.searchsorted(cumulative, uniforms.double() * cumulative[:, -1:], right=True)
-    means = torch.where(dead.unsqueeze(-1), _rows(x, index.clamp_max(x.shape[1] - 1)), means)
+    means = torch.where(dead.unsqueeze(-1), _rows(x, _draw(cumulative, uniforms)), means)
     variances = torch.where(dead.unsqueeze(-1), x.var(1, correction=0).unsqueeze(1), variances)
     weights = torch.where(dead, 1 / weights.shape[1], weights)
     return weights / weights.sum(-1, keepdim=True), means, variances
@@ -147,6 +145,14 @@ def gather(points: Tensor, index: Tensor) -> Tensor:
 def _nearest(x: Tensor, centers: Tensor) -> Tensor:
     labels = squared_distances(x, centers).argmin(1)
     return torch.nn.functional.one_hot(labels, centers.shape[1]).to(x.dtype)
+
+
+def _draw(cumulative: Tensor, uniforms: Tensor) -> Tensor:
+    """The points (B, n) that the uniform numbers (B, n) fall on, in intervals that end at ``cumulative`` (B, m)."""
+    targets = uniforms.double() * cumulative[:, -1:]
+    # What searchsorted(right=True) finds, in operations that ONNX has.
+    index = (cumulative.unsqueeze(1) <= targets.unsqueeze(2)).sum(-1)
+    return index.clamp_max(cumulative.shape[1] - 1)
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

@@ -1,0 +1,104 @@
+"""A model to ship: the T mixtures that a layer keeps become one, so that evaluation costs a T-th."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from mixnorm.layers import _MixtureNorm
+from mixnorm.ops.backend import Statistics
+from mixnorm.ops.reference import MIN_VARIANCE, positive
+
+MAX_ROUNDS = 20  # of matching and merging; two or three are the rule
+
+
+@torch.no_grad()
+def distill(model: nn.Module) -> nn.Module:
+    """Reduces the history of every mixture norm from T mixtures of K components to one of K, in place.
+
+    Components that belong together are merged to one with the mean and the variance that they have together, so that every
+    layer's overall mean and variance stay what they were. A layer with ``inference="pooled"`` keeps its pooled mixture, and
+    one without a history stays as it is. The model is for evaluation: if it trains on, it keeps the last batch alone. Its
+    state dict is that of layers with ``history=1``.
+
+    Example:
+        >>> mixnorm.distill(model.eval())
+        >>> torch.onnx.export(model, (x,), "model.onnx", dynamo=True)
+    """
+    layers = [module for module in model.modules() if isinstance(module, _MixtureNorm)]
+    if not layers:
+        raise ValueError("the model has no mixture norm to distill: convert it first, or leave this call out")
+    for layer in layers:
+        if layer.keeps_history:
+            _keep_one_mixture(layer)
+    return model
+
+
+def _keep_one_mixture(layer: _MixtureNorm) -> None:
+    pooled = layer.pooled_mixture() if layer.inference == "pooled" else None
+    if pooled is not None:
+        merged: Statistics = (pooled.weights, pooled.means, pooled.variances)
+    else:
+        weights, tau = layer.slot_weights()
+        shares = (weights * tau.unsqueeze(-1)).double()
+        merged = merge_mixtures(shares, layer.history_means.double(), layer.history_vars.double(), layer.eps)
+    axis = layer.history_weights.dim() - 2
+    for name, value in zip(("history_weights", "history_means", "history_vars"), merged, strict=True):
+        setattr(layer, name, value.unsqueeze(axis).to(getattr(layer, name).dtype))
+    layer.history, layer.history_samples = 1, None
+    layer.inference = "ensemble"  # with one mixture all modes are the same
+    layer._forget()
+
+
+def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float) -> Statistics:
+    """One mixture (..., K) and twice (..., K, D) of T, whose components are permuted: (..., T, K) and twice (..., T, K, D).
+
+    ``weights`` are τ_t·λ^t_k. Each component of the result is one component of each of the T, taken together. The centers
+    are those of the last of the T that has the most components in use. Then two steps are repeated until nothing changes:
+    match the components to the centers, and move each center to the mean and variance of what was matched to it.
+    """
+    slots = torch.arange(weights.shape[-2], device=weights.device)
+    start = ((weights > 0).sum(-1) * len(slots) + slots).argmax(-1)[..., None, None]  # (..., 1, 1)
+    one = start.expand(*weights.shape[:-2], 1, weights.shape[-1])
+    ones = one.unsqueeze(-1).expand(*one.shape, means.shape[-1])
+    centers = (weights.gather(-2, one), means.gather(-3, ones), variances.gather(-3, ones))
+    centers = (centers[0].squeeze(-2), centers[1].squeeze(-3), centers[2].squeeze(-3))
+    last: Tensor | None = None
+    for _ in range(MAX_ROUNDS):
+        match = _match(weights, means, variances, centers, max(eps, MIN_VARIANCE))
+        if last is not None and torch.equal(match, last):
+            break
+        last = match
+        index = match.unsqueeze(-1).expand_as(means)
+        centers = _merged(weights.gather(-1, match), means.gather(-2, index), variances.gather(-2, index))
+    return centers
+
+
+def _match(weights: Tensor, means: Tensor, variances: Tensor, centers: Statistics, min_variance: float) -> Tensor:
+    """Which component of each mixture goes to each center, (..., T, K).
+
+    The components choose in turn, the heaviest first, the nearest center that is free: the least sum of squared distances
+    in units of both variances. One to one, because 1/√λ is a part of the transform: were two of a mixture's components
+    merged, its scale would change.
+    """
+    spread = (variances.unsqueeze(-2) + centers[2].unsqueeze(-3).unsqueeze(-3)).clamp_min(min_variance)
+    distance = ((means.unsqueeze(-2) - centers[1].unsqueeze(-3).unsqueeze(-3)).square() / spread).sum(-1)
+    # A center that nothing was matched to yet is the last choice, and better than none.
+    distance = torch.where(centers[0].unsqueeze(-2).unsqueeze(-2) > 0, distance, torch.finfo(distance.dtype).max)
+    match = torch.empty_like(weights, dtype=torch.long)
+    for component in weights.argsort(dim=-1, descending=True, stable=True).split(1, -1):  # (..., T, 1)
+        row = component.unsqueeze(-1).expand(*component.shape, distance.shape[-1])
+        nearest = distance.gather(-2, row).squeeze(-2).argmin(-1, keepdim=True)
+        match.scatter_(-1, nearest, component)
+        distance = distance.scatter(-1, nearest.unsqueeze(-2).expand(*distance.shape[:-1], 1), torch.inf)
+    return match
+
+
+def _merged(weights: Tensor, means: Tensor, variances: Tensor) -> Statistics:
+    """The T components of each center taken together: (..., K) and twice (..., K, D)."""
+    total = weights.sum(-2)
+    share = (weights / positive(total).unsqueeze(-2)).unsqueeze(-1)
+    mean = (share * means).sum(-3)
+    variance = (share * (variances + (means - mean.unsqueeze(-3)).square())).sum(-3)
+    # A component that is in use nowhere has a variance that can be divided by, as in an empty slot.
+    return total, mean, torch.where(total.unsqueeze(-1) > 0, variance, 1.0)
