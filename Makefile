@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/mixnorm compare
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
+
+test-slow: $(VENV)/installed
+	$(BIN)/pytest -m slow
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

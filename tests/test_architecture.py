@@ -76,6 +76,7 @@ ORDER = [
     "experiments.catalog",
     "experiments.fused_rmsprop",
     "experiments.schedule",
+    "experiments.team",
     "experiments.source",
     "experiments.checkpoint",
     "experiments.lock",
@@ -84,6 +85,7 @@ ORDER = [
     "experiments.step",
     "experiments.watch",
     "experiments.mixtures",
+    "experiments.shared_norm",
     "experiments.training",
     "experiments.epochs",
     "experiments.train",
@@ -95,6 +97,9 @@ ORDER = [
     "experiments.gan",
     "experiments.modes",
     "experiments.settings",
+    "experiments.work",
+    "experiments.processes",
+    "experiments.ray_engine",
     "experiments.suite",
     "reports.table",
     "reports.groups",
@@ -112,6 +117,7 @@ ORDER = [
     "reports.html",
     "reports.__init__",
     "cli.common",
+    "cli.engines",
     "cli.bench",
     "cli.results",
     "cli.experiments",
@@ -201,6 +207,7 @@ def test_models_stand_on_torch_alone(module):
         ("matplotlib", {"demo", "bench.plots", "reports.figures", "reports.gan", "reports.inspection", "reports.modes"}),
         ("sklearn", {"bench.scikit_learn", "data.digits"}),
         ("typer", {"cli.common"}),
+        ("ray", {"experiments.ray_engine"}),
         ("rich", {"bench.display", "reports.table", "experiments.progress", "cli.experiments", "cli.results"}),
     ],
 )
@@ -215,7 +222,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
-    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich")
+    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +18,12 @@ from mixnorm.cli.common import (
     Device,
     Json,
     choice,
-    choose_device,
     mistakes,
     print_json,
     show_trace,
     typer,
 )
+from mixnorm.cli.engines import Engine, for_many, for_one
 from mixnorm.cli.results import inspect_run
 from mixnorm.data import NAMES, cifar
 from mixnorm.experiments import catalog, suite
@@ -31,7 +32,7 @@ from mixnorm.experiments.config import OPTIMIZERS, PRECISIONS, RunConfig
 from mixnorm.experiments.progress import Display, Download
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.settings import Settings, defaults
-from mixnorm.experiments.suite import Failure, Files
+from mixnorm.experiments.work import Failure, Files, recorded, run_name
 
 Data = Annotated[
     str,
@@ -68,6 +69,10 @@ Features = Annotated[
     Path | None, typer.Option("--features", help="For generators: the folder of a classifier's run, or a file of weights.")
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
+EngineName = Annotated[str, typer.Option("--engine", help="local, or ray: over the machines of a cluster.")]
+Address = Annotated[
+    str | None, typer.Option("--address", help="Of the Ray cluster, such as auto; this machine alone, unless given.")
+]
 
 
 def compare(
@@ -87,6 +92,8 @@ def compare(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
     device: Device = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder; one below runs/ for these settings, unless given.")
@@ -104,17 +111,17 @@ def compare(
     Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
     returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
     """
-    with mistakes():
-        where = choose_device(device)
+    with mistakes(), for_many(engine, address, device, jobs) as where:
         settings, folder = _settings(
             data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay, recalibrate,
-            precision, validation, where,
+            precision, validation, where.device,
         )  # fmt: skip
         configs = settings.pair(seeds)
         name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
         root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
-    title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
-    _run(configs, root, where, Files(folder), jobs, as_json=as_json, title=title, inside=True)
+        title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
+        code = _run(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
+    raise typer.Exit(code)
 
 
 def train(
@@ -146,25 +153,27 @@ def train(
     Example: mixnorm train --data digits --layers conv2 --epochs 10
 
     Example: mixnorm train cifar-cnn/cifar10/mn-2 --data cifar-folder
+
+    On several GPUs, as one process would with the same batch: torchrun --nproc-per-node 2 -m mixnorm train ...
     """
-    with mistakes():
-        where = choose_device(device)
+    with mistakes(), for_one(device) as where:
         if name is not None:
             found = catalog.get(name).config
             _refuse(
                 name, model=model, layers=layers, components=components, em_iters=em_iters, option=option,
                 batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
-            config = _shortened(found, seed, epochs, recalibrate, precision, validation, where)
+            config = _shortened(found, seed, epochs, recalibrate, precision, validation, where.device)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             settings, folder = _settings(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                recalibrate, precision, validation, where,
+                recalibrate, precision, validation, where.device,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
-    _run([config], out, where, Files(folder), 1, as_json=as_json, report=False)
+        code = _run([config], out, where, Files(folder), as_json=as_json, report=False)
+    raise typer.Exit(code)
 
 
 def reproduce(
@@ -179,6 +188,8 @@ def reproduce(
     ] = None,
     features: Features = None,
     jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
     list_all: Annotated[bool, typer.Option("--list", help="Name all experiments, with the paper's figures.")] = False,
@@ -190,6 +201,8 @@ def reproduce(
     Example: mixnorm reproduce cifar-cnn/cifar10/bn-2 cifar-cnn/cifar10/mn-2 --seeds 3
 
     Example: mixnorm reproduce 'cifar-cnn/cifar100/*' --jobs 4
+
+    Example: mixnorm reproduce '*' --engine ray --address auto --out /shared/runs
     """
     if list_all:
         _list(as_json)
@@ -197,15 +210,16 @@ def reproduce(
     with mistakes():
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
-        where = choose_device(device)
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
-        configs = [
-            _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, where)
-            for seed in range(seeds)
-            for experiment in found.values()
-        ]
-    files = Files(data, features)
-    _run(configs, out, where, files, jobs, as_json=as_json, title="The paper's experiments, measured again")
+        with for_many(engine, address, device, jobs) as where:
+            configs = [
+                _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, where.device)
+                for seed in range(seeds)
+                for experiment in found.values()
+            ]
+            title = "The paper's experiments, measured again"
+            code = _run(configs, out, where, Files(data, features), as_json=as_json, title=title)
+    raise typer.Exit(code)
 
 
 def _settings(
@@ -288,35 +302,52 @@ def _shortened(
 def _run(
     configs: Sequence[RunConfig],
     root: Path,
-    device: torch.device,
+    engine: Engine,
     files: Files,
-    jobs: int,
     *,
     as_json: bool,
     title: str | None = None,
     report: bool = True,
     inside: bool = False,
-) -> None:
-    """Trains, shows what came out, and writes the report; after Ctrl-C of what there is."""
+) -> int:
+    """Trains, shows what came out, and writes the report, after Ctrl-C of what there is; returns the exit code."""
+    if not engine.team.is_first:
+        return _follow(configs, root, engine, files)
     code = 0
     failed: dict[str, Failure] = {}
-    with mistakes():
+    checked = False
+    try:
         with Download() as download:
-            suite.check(configs, root, files, download.show)
-        try:
-            with Display([suite.run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
-                failed = suite.run_all(configs, root, device=device, display=display, files=files, jobs=jobs)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-            typer.echo("\nInterrupted: the same command goes on from here.", err=True)
-        _tell(failed)
-        found = [record for record in (suite.recorded(config, root) for config in configs) if record]
-        if any(record.epochs for record in found):
-            if inside:
-                _look_inside(found, device, files.data)
-            page = reports.write(root, found, title=title) if report else None
-            _show(found, page, root, as_json)
-    raise typer.Exit(code or (2 if failed else 0))
+            suite.check(configs, root, files, download.show, engine.team)
+        checked = True
+    finally:
+        engine.team.from_first(checked)
+    try:
+        with Display([run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
+            failed = suite.run_all(
+                configs, root, device=engine.device, display=display, files=files, jobs=engine.jobs,
+                cluster=engine.cluster, team=engine.team,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        typer.echo("\nInterrupted: the same command goes on from here.", err=True)
+    _tell(failed)
+    found = [record for record in (recorded(config, root) for config in configs) if record]
+    if any(record.epochs for record in found):
+        if inside:
+            _look_inside(found, engine.here, files.data)
+        page = reports.write(root, found, title=title) if report else None
+        _show(found, page, root, as_json)
+    return code or (2 if failed else 0)
+
+
+def _follow(configs: Sequence[RunConfig], root: Path, engine: Engine, files: Files) -> int:
+    """What the other processes of torchrun do, which show nothing but what goes wrong in one of them alone."""
+    if not engine.team.from_first():
+        return 2
+    with Path(os.devnull).open("w") as nowhere, Display(file=nowhere) as display:
+        failed = suite.run_all(configs, root, device=engine.device, display=display, files=files, team=engine.team)
+    return 2 if failed else 0
 
 
 def _look_inside(found: Sequence[Record], device: torch.device, data_folder: Path | None) -> None:

@@ -18,15 +18,18 @@ from mixnorm.data import DataSet, Resident
 from mixnorm.data.download import Progress
 from mixnorm.experiments.config import Mixture, RunConfig
 from mixnorm.experiments.source import Loaders, Source
+from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.watch import NotFinite
 
 
-def prepare(config: RunConfig, device: torch.device, folder: Path | None = None) -> tuple[nn.Module, Source]:
+def prepare(
+    config: RunConfig, device: torch.device, folder: Path | None = None, team: Team = ALONE
+) -> tuple[nn.Module, Source]:
     """The model with the weights that the seed gives, batch norm's and mixture norm's alike, and the source of its batches.
 
-    ``folder`` has the files of the data set; the cache, unless given.
+    ``folder`` has the files of the data set; the cache, unless given. The batches are this rank's share of the team's.
     """
-    source = make_source(config, device, folder)
+    source = make_source(config, device, folder, team)
     torch.manual_seed(config.seed)
     if isinstance(source, Resident):
         return make_model(config, source.num_classes, source.shape), source
@@ -49,7 +52,7 @@ def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Pr
             checked.append((config.model, config.data, config.mixture))
 
 
-def make_source(config: RunConfig, device: torch.device, folder: Path | None = None) -> Source:
+def make_source(config: RunConfig, device: torch.device, folder: Path | None = None, team: Team = ALONE) -> Source:
     if is_own(config.data):
         loaders = _called(config.data)
         if not isinstance(loaders, (tuple, list)) or len(loaders) != 2:
@@ -59,7 +62,8 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
     if config.validation:
         dataset = data.validation_split(dataset, config.validation)
     return Resident(
-        dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment
+        dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment,
+        share=(team.rank, team.size),
     )  # fmt: skip
 
 
