@@ -131,9 +131,7 @@ def _run(config: RunConfig, place: Place, folder: str, inbox: Any, again: bool) 
     import ray
 
     torch.set_num_threads(1)
-    with suppress(
-        FileNotFoundError
-    ):  # which not all machines need to have: models and data of a user's are looked for there
+    with suppress(FileNotFoundError):  # a user's own models and data are looked for there; others do without
         os.chdir(folder)
     if again:
         wait_until_free(run_folder(place.root, config), FREE_SECONDS)

@@ -120,6 +120,11 @@ def joined(device: torch.device) -> Iterator[Team]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    yield Team(dist.get_rank(), dist.get_world_size(), device)
+    store, rank, size = next(dist.rendezvous("env://"))
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        # There torchrun may keep its store through restarts, and with it the addresses of processes that are no more. With
+        # several machines each restart has a store of its own, and their counts of restarts differ.
+        store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
+    yield Team(rank, size, device)
     dist.destroy_process_group()  # not after an error: the others may never come to it
