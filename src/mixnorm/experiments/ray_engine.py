@@ -18,6 +18,7 @@ from mixnorm.experiments.work import Files, Place, Queue, attempt, run_folder, r
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 60.0  # that runs have to write down how far they came, after Ctrl-C
+OBJECT_STORE = 100_000_000  # bytes of memory, for messages alone
 FREE_SECONDS = 120.0  # until a file system has noticed that a machine which held a lock is gone
 
 
@@ -30,7 +31,7 @@ def connected(address: str | None) -> Iterator[Cluster]:
         raise ValueError('--engine ray needs Ray: pip install "mixnorm[ray]"') from None
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address is None:
-        address, options = "local", options | {"include_dashboard": False}
+        address, options = "local", options | {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
         ray.init(address, **options)
     except (ConnectionError, ValueError, RuntimeError) as error:
