@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mixnorm.cli.common import choice, choose_device
+from mixnorm.cli.common import choice, choose_device, typer
 from mixnorm.experiments import ray_engine
 from mixnorm.experiments.ray_engine import Cluster
 from mixnorm.experiments.team import ALONE, Team, joined, launched, own_device
@@ -54,4 +54,9 @@ def for_one(device: str) -> Iterator[Engine]:
     if launched():
         where = own_device(where)
     with joined(where) as team:
-        yield Engine(where, where, team=team)
+        try:
+            yield Engine(where, where, team=team)
+        except ValueError:
+            if team.is_first:
+                raise
+            raise typer.Exit(2) from None  # a mistake in the command, which the first one tells

@@ -342,11 +342,12 @@ def _run(
 
 
 def _follow(configs: Sequence[RunConfig], root: Path, engine: Engine, files: Files) -> int:
-    """What the other processes of torchrun do, which show nothing but what goes wrong in one of them alone."""
+    """What the other processes of torchrun do, which show nothing but what goes wrong."""
     if not engine.team.from_first():
         return 2
     with Path(os.devnull).open("w") as nowhere, Display(file=nowhere) as display:
         failed = suite.run_all(configs, root, device=engine.device, display=display, files=files, team=engine.team)
+    _tell({f"process {engine.team.rank}, {name}": failure for name, failure in failed.items()})
     return 2 if failed else 0
 
 
