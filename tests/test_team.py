@@ -11,6 +11,7 @@ from team_helpers import CASES, FINISHED, INTERRUPTED, NOT_FINITE
 
 from mixnorm.data import Resident
 from mixnorm.experiments import records, team
+from mixnorm.experiments.build import check_shared
 from mixnorm.experiments.config import Gan
 from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.watch import NotFinite
@@ -85,9 +86,9 @@ def test_a_batch_that_the_ranks_cannot_share():
 )
 def test_what_ranks_cannot_train(changes, sentence):
     run = dataclasses.replace(config(), **changes)
-    ALONE.check(run)
+    check_shared(run, ALONE)
     with pytest.raises(ValueError, match=sentence):
-        Team(0, 2).check(run)
+        check_shared(run, Team(0, 2))
 
 
 def test_each_process_has_its_own_gpu(monkeypatch):

@@ -52,6 +52,23 @@ def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Pr
             checked.append((config.model, config.data, config.mixture))
 
 
+def check_shared(config: RunConfig, team: Team) -> None:
+    """Raises where several processes cannot train a run together."""
+    if team.size == 1:
+        return
+    if config.gan is not None:
+        raise ValueError(f"{config.name} trains a generator, which runs in one process: leave torchrun out")
+    if is_own(config.data):
+        raise ValueError(
+            f"{config.data} is read in one process: leave torchrun out, or use a data set that mixnorm reads itself"
+        )
+    if config.batch_size % team.size:
+        raise ValueError(
+            f"a batch of {config.batch_size} images cannot be shared evenly by {team.size} processes: use a --batch-size or "
+            "an --nproc-per-node that fits"
+        )
+
+
 def make_source(config: RunConfig, device: torch.device, folder: Path | None = None, team: Team = ALONE) -> Source:
     if is_own(config.data):
         loaders = _called(config.data)

@@ -31,7 +31,7 @@ def check(
     """
     todo = []
     for config in configs:
-        team.check(config)
+        build.check_shared(config, team)
         record = recorded(config, root)
         if record is not None and record.config.identity() != config.identity():
             differences = "; ".join(record.config.differences(config))

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from mixnorm.experiments.config import RunConfig
+from torch.distributed.rendezvous import rendezvous
 
 
 @dataclass(frozen=True)
@@ -77,22 +76,6 @@ class Team:
                 "mend, another one was lost, and the same command goes on from the last checkpoint"
             ) from error
 
-    def check(self, config: RunConfig) -> None:
-        """Raises where the processes cannot share a run."""
-        if self.size == 1:
-            return
-        if config.gan is not None:
-            raise ValueError(f"{config.name} trains a generator, which runs in one process: leave torchrun out")
-        if ":" in config.data:
-            raise ValueError(
-                f"{config.data} is read in one process: leave torchrun out, or use a data set that mixnorm reads itself"
-            )
-        if config.batch_size % self.size:
-            raise ValueError(
-                f"a batch of {config.batch_size} images cannot be shared evenly by {self.size} processes: use a "
-                "--batch-size or an --nproc-per-node that fits"
-            )
-
 
 ALONE = Team()
 
@@ -120,7 +103,7 @@ def joined(device: torch.device) -> Iterator[Team]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, rank, size = next(dist.rendezvous("env://"))
+    store, rank, size = next(rendezvous("env://"))
     if os.environ["GROUP_WORLD_SIZE"] == "1":
         # There torchrun may keep its store through restarts, and with it the addresses of processes that are no more. With
         # several machines each restart has a store of its own, and their counts of restarts differ.

@@ -162,9 +162,9 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
     with ExitStack() as stack:
         writer = stack.enter_context(records.Writer(folder / records.NAME))
         if record is None:
-            writer.run(config, records.environment(training.device))
+            writer.run(config, _environment(training))
         else:
-            writer.resume(training.epoch, records.environment(training.device))
+            writer.resume(training.epoch, _environment(training))
         try:
             events = stack.enter_context(Events(folder, training.epoch))
             while training.epoch < config.epochs:
@@ -185,6 +185,11 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
             raise
         writer.end("finished", training.seconds)
     checkpoint.forget_previous(folder)
+
+
+def _environment(training: Training) -> dict[str, Any]:
+    team = training.team
+    return records.environment(training.device) | ({"processes": team.size} if team.size > 1 else {})
 
 
 def _checkpoint_for(config: RunConfig, folder: Path) -> dict[str, Any] | None:
