@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -57,6 +58,16 @@ def test_ray_is_optional(monkeypatch):
 )
 def test_mistakes(options, sentence):
     assert mistake("reproduce", "cifar-cnn/cifar10/*", *options).startswith(sentence)
+
+
+def test_a_cluster_that_is_not_there():
+    pytest.importorskip("ray")
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody_listens.getsockname()[1]}"
+        sentence = mistake("reproduce", "cifar-cnn/cifar10/*", "--engine", "ray", "--address", address)
+    assert sentence.startswith(f"Ray does not answer at {address} (")
+    assert sentence.endswith("leave --address out to use this machine alone")
 
 
 @pytest.fixture(scope="module")

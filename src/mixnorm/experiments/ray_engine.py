@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from mixnorm.experiments.train import stopped_by_sigterm
 from mixnorm.experiments.work import Files, Place, Queue, attempt, run_folder, run_name
 
 POLL_SECONDS = 0.2
+ANSWER_SECONDS = 10.0
 STOP_SECONDS = 60.0  # that runs have to write down how far they came, after Ctrl-C
 OBJECT_STORE = 100_000_000  # bytes of memory, for messages alone
 FREE_SECONDS = 120.0  # until a file system has noticed that a machine which held a lock is gone
@@ -33,8 +35,11 @@ def connected(address: str | None) -> Iterator[Cluster]:
     if address is None:
         address, options = "local", options | {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
     try:
+        host, _, port = address.rpartition(":")
+        if port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
         ray.init(address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise OSError(
             f"Ray does not answer at {address} ({reason}): start it with ray start --head, or leave --address out to use "
