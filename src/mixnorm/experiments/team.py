@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.rendezvous import rendezvous
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,8 @@ def joined(device: torch.device) -> Iterator[Team]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    from torch.distributed.rendezvous import rendezvous  # which a PyTorch without torch.distributed lacks
+
     store, rank, size = next(rendezvous("env://"))
     if os.environ["GROUP_WORLD_SIZE"] == "1":
         # There torchrun may keep its store through restarts, and with it the addresses of processes that are no more. With
