@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow test-nightly lint bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/mixnorm compare
@@ -10,8 +10,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
 
-test-slow: $(VENV)/installed
+test-slow: $(VENV)/installed      # what takes minutes: launches of many processes, kills among them
 	$(BIN)/pytest -m slow
+
+test-nightly: $(VENV)/installed   # three times as many random cases
+	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/test_properties.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -69,6 +69,13 @@ def test_every_experiment_converts_the_layers_that_it_names(name, monkeypatch):
             assert (module.num_components, module.em_iters) == (options["num_components"], options["em_iters"])
 
 
+def test_the_momentum_is_that_of_every_norm():
+    config = catalog.get("cifar-cnn/cifar100/mn-2").config
+    for wanted, found in ((None, 0.1), (0.5, 0.5)):
+        model = build.make_model(dataclasses.replace(config, norm_momentum=wanted), 100, (3, 32, 32))
+        assert [model.get_submodule(f"conv{i}.norm").momentum for i in range(1, 5)] == [found] * 4
+
+
 def test_both_norms_begin_with_the_same_weights_and_another_seed_with_others():
     states = []
     for seed, mixture in ((0, False), (0, True), (1, True)):

@@ -52,6 +52,7 @@ def test_the_name_does_not_count_and_everything_else_does():
         config(augment=False),
         config(recalibrate=10),
         config(validation=0.1),
+        config(norm_momentum=0.5),
     ]
     identities = {other.identity() for other in others}
     assert len(identities) == len(others)

@@ -100,6 +100,20 @@ def test_damaged_archive(tmp_path, monkeypatch):
     assert str(archive) in sentence(raised)
 
 
+def test_every_changed_byte_and_every_cut_of_an_archive_is_noticed(tmp_path, monkeypatch):
+    archive, _ = write_archive("cifar10", tmp_path, monkeypatch)
+    content, random = archive.read_bytes(), np.random.default_rng(0)
+    for place in random.choice(len(content), 100, replace=False):
+        changed = bytearray(content)
+        changed[place] ^= 1 << random.integers(8)
+        for damaged in (changed, content[:place]):
+            archive.write_bytes(damaged)
+            with pytest.raises(ValueError, match="damaged or cut off") as raised:
+                data.load("cifar10", tmp_path)
+            assert str(archive) in sentence(raised)
+    assert not (tmp_path / cifar.OFFICIAL["cifar10"].folder).exists()  # nothing was unpacked
+
+
 def test_archive_without_a_file(tmp_path, monkeypatch):
     archive, _ = write_archive("cifar10", tmp_path, monkeypatch)
     with tarfile.open(archive, "w:gz") as tar:

@@ -11,8 +11,9 @@ from gan_helpers import config as gan_config
 from gan_helpers import dataset, images
 
 from mixnorm import models
+from mixnorm.cli.generators import with_features
 from mixnorm.data import Resident
-from mixnorm.experiments import features
+from mixnorm.experiments import catalog, features
 from mixnorm.experiments.config import Optimizer, RunConfig, Schedule
 from mixnorm.experiments.frechet import distance
 from mixnorm.experiments.train import train
@@ -154,5 +155,31 @@ def test_missing_file_and_missing_library(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"there is no file .*nothing.pth .* get weights-inception-2015"):
         features.load("inception-2015", tmp_path / "nothing.pth", dataset(), CPU)
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    with pytest.raises(ValueError, match="pip install torch-fidelity"):
+    with pytest.raises(ValueError, match=r"pip install 'mixnorm\[fid\]'"):
         features.load("inception-2015", weights_file(tmp_path / "weights.pth", monkeypatch), dataset(), CPU)
+
+
+def test_the_inception_is_downloaded_once_and_checked(tmp_path, monkeypatch):
+    source = weights_file(tmp_path / "served.pth", monkeypatch)
+    monkeypatch.setenv("MIXNORM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(features, "INCEPTION_URL", source.as_uri())
+    path = features.fetch_inception()
+    assert path.read_bytes() == source.read_bytes()
+    source.unlink()
+    assert features.fetch_inception() == path  # from the cache
+    path.unlink()
+    with pytest.raises(OSError, match=r"served.pth cannot be reached .*: get weights-inception-2015.* with --features"):
+        features.fetch_inception()
+    source.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="gave another file than it should"):
+        features.fetch_inception()
+    assert not path.exists()
+
+
+def test_a_file_is_of_the_inception_and_a_folder_of_a_classifier(tmp_path):
+    configs = [catalog.get(name).config for name in ("dcgan/cifar10/mn", "cifar-cnn/cifar10/bn-2")]
+    (tmp_path / "weights.pth").touch()
+    (gan, classifier), where = with_features(configs, str(tmp_path / "weights.pth"))
+    assert (gan.gan.features, classifier, where) == ("inception-2015", configs[1], tmp_path / "weights.pth")
+    assert with_features(configs, str(tmp_path)) == (configs, tmp_path)
+    assert with_features(configs, None) == (configs, None)

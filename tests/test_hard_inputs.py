@@ -238,6 +238,18 @@ def test_a_batch_that_is_not_finite_never_enters_the_history(options, seeding, i
     assert all_finite(layer.eval()(randn(3, 4, 5, 5)))
 
 
+@pytest.mark.parametrize("options", WITH_HISTORY, ids=lambda o: o["population"])
+def test_samples_whose_squares_are_not_finite_do_not_spoil_the_pool(options):
+    """Their numbers are finite, and would be kept, but their variance is not."""
+    layer = MixtureNorm2d(4, inference="pooled", history=3, **options)
+    layer(randn(3, 4, 5, 5))
+    layer(3e38 * randn(3, 4, 5, 5).clamp(-1, 1))
+    for sign in (1, -1):  # each can be kept, but not both be fitted together
+        layer(sign * 1.5e19 + 1e10 * randn(3, 4, 5, 5))
+        assert all_finite(layer.eval()(randn(3, 4, 5, 5)))
+        layer.train()
+
+
 @pytest.mark.parametrize("seeding", ["kmeans++", "warm"])
 @pytest.mark.parametrize("options", [*POPULATIONS, {"population": "batch", "track_running_stats": False}], ids=str)
 def test_training_recovers_from_a_first_batch_that_is_not_finite(options, seeding):

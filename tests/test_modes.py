@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from cli_helpers import invoke
 
 from mixnorm import MixtureNorm1d
+from mixnorm.cli import generators
 from mixnorm.experiments import modes
 from mixnorm.experiments.modes import DATA, Settings, compare, make_networks, read, score
 
@@ -91,3 +93,22 @@ def test_mistakes(tmp_path):
     modes._write(tmp_path / "modes-ring.json", TINY, [])
     with pytest.raises(ValueError, match="other settings"):
         compare("ring", tmp_path, seeds=1)
+
+
+def test_the_command_compares_and_leaves_a_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(generators, "UPDATES", 30)
+    arguments = ["compare", "--task", "gan", "--data", "ring", "--seeds", "2", "--epochs", "1", "--out", tmp_path]
+    told = json.loads(invoke(*arguments, "--json").stdout)
+    [table] = told["tables"]
+    kept = read(tmp_path / "modes-ring.json")
+    for row in table["rows"]:
+        scores = [result.score for result in kept if result.norm == row["norm"]]
+        assert row["reached"]["mean"] == pytest.approx(sum(one.reached for one in scores) / 2)
+        assert row["good"]["mean"] == pytest.approx(50 * sum(one.good for one in scores))
+        assert f"{row['norm']} reached {row['reached']['mean']:.1f} modes" in told["answers"][0]
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert told["answers"][0] in page
+    assert page.count("<img ") == 1
+    shown = invoke(*arguments)  # nothing is trained again
+    assert "batch norm seed 1: " in shown.stdout
+    assert "report.html" in shown.stdout

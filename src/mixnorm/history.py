@@ -121,10 +121,10 @@ class MixtureHistory(nn.Module):
         self._seen = True
         self._pooled = None
         if self.inference == "pooled":
-            self._keep_sample(sample)
+            self._keep_sample(sample, statistics)
 
-    def _keep_sample(self, sample: Tensor) -> None:
-        """Appends the sample (B, s, D) to those of the last T batches, NaN where a slot is empty."""
+    def _keep_sample(self, sample: Tensor, statistics: ops.Statistics) -> None:
+        """Appends the sample (B, s, D) to those of the last T batches, unless the history did not take the batch either."""
         if self.population == "batch":
             sample = sample.squeeze(0)
         axis = self.history_weights.dim() - 2
@@ -132,7 +132,8 @@ class MixtureHistory(nn.Module):
         rows = torch.arange(queue.shape[-2], device=sample.device) % sample.shape[-2]
         newest = sample[..., rows, :].to(queue.dtype)
         shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), newest.unsqueeze(axis)), axis)
-        queue.copy_(torch.where(newest.isfinite().all(), shifted, queue))
+        taken = torch.stack([values.isfinite().all() for values in (newest, *statistics)]).all()
+        queue.copy_(torch.where(taken, shifted, queue))
 
     def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
         """The kept samples of the last T batches, NaN where a slot is empty; the first batch says how many points."""
@@ -149,14 +150,17 @@ class MixtureHistory(nn.Module):
         )
 
     def pooled_mixture(self) -> GaussianMixture | None:
-        """One mixture of the kept samples of the last T batches, fitted once; ``None`` where none are kept."""
+        """One mixture of the kept samples of the last T batches, fitted once.
+
+        ``None`` where none are kept, or where they are so far apart that their squares are not finite.
+        """
         if self._pooled is None and self.history_samples is not None:
             axis = self.history_weights.dim() - 2
             filled = self.history_samples.isfinite().movedim(axis, 0).flatten(1).all(1).nonzero().squeeze(1)
             if filled.numel() == 0:
                 return None
             pool = self.history_samples.index_select(axis, filled).flatten(axis, axis + 1)
-            self._pooled = gmm.fit_mixture(
+            fitted = gmm.fit_mixture(
                 pool,
                 self.num_components,
                 em_iters=self.em_iters,
@@ -165,6 +169,9 @@ class MixtureHistory(nn.Module):
                 generator=fixed_generator(pool.device),
                 backend=self.backend,
             )
+            if not (fitted.means.isfinite().all() and fitted.variances.isfinite().all()):
+                return None
+            self._pooled = fitted
         return self._pooled
 
     def _apply(self, *args: Any, **kwargs: Any) -> MixtureHistory:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 
 from mixnorm import reports
+from mixnorm.cli import generators
 from mixnorm.cli.common import (
     INTERRUPTED,
     Debug,
@@ -65,8 +66,12 @@ Validation = Annotated[
     float,
     typer.Option("--validation", min=0, max=0.9, help="Test on this share of the training images, to choose settings."),
 ]
+NormMomentum = Annotated[
+    float | None, typer.Option("--norm-momentum", help="Of every norm's running statistics; 1 is the last batch alone.")
+]
 Features = Annotated[
-    Path | None, typer.Option("--features", help="For generators: the folder of a classifier's run, or a file of weights.")
+    str | None,
+    typer.Option("--features", help="For generators: the folder of a classifier's run, the file of the Inception, or fid."),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
 EngineName = Annotated[str, typer.Option("--engine", help="local, or ray: over the machines of a cluster.")]
@@ -76,7 +81,16 @@ Address = Annotated[
 
 
 def compare(
-    data: Data = "digits",
+    task: Annotated[
+        str, typer.Option("--task", help="classify, or gan: generators of a grid, a ring or of cifar10.")
+    ] = "classify",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="digits (unless given), cifar10, cifar100, a folder, or my_module:loaders; for gan grid, ring or cifar10.",
+        ),
+    ] = None,
     model: Model = None,
     layers: Layers = None,
     components: Components = None,
@@ -91,6 +105,8 @@ def compare(
     recalibrate: Recalibrate = 0,
     precision: Precision = "fp32",
     validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
+    features: Features = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     address: Address = None,
@@ -110,18 +126,52 @@ def compare(
 
     Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
     returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
+
+    Generators: mixnorm compare --task gan --data ring --seeds 3, or with cifar10, by their Fréchet distance.
     """
-    with mistakes(), for_many(engine, address, device, jobs) as where:
-        settings, folder = _settings(
-            data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay, recalibrate,
-            precision, validation, where.device,
-        )  # fmt: skip
-        configs = settings.pair(seeds)
-        name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
-        root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
-        title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
-        code = _run(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
+    with mistakes():
+        choice("--task", task, ("classify", "gan"))
+        if task == "gan":
+            _refuse(
+                "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
+                weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
+            )  # fmt: skip
+            if generators.is_plane(data or "grid"):
+                generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
+                raise typer.Exit(0)
+        with for_many(engine, address, device, jobs) as where:
+            if task == "gan":
+                _refuse("DCGAN", components=components, em_iters=em_iters)
+                code = _compare_generators(str(data), seeds, epochs, recalibrate, precision, features, where, out, as_json)
+            else:
+                settings, folder = _settings(
+                    data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
+                    weight_decay, recalibrate, precision, validation, norm_momentum, where.device,
+                )  # fmt: skip
+                configs = settings.pair(seeds)
+                name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
+                root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
+                title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
+                code = _run(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
     raise typer.Exit(code)
+
+
+def _compare_generators(
+    data: str, seeds: int, epochs: int | None, recalibrate: int, precision: str, features: str | None, engine: Engine,
+    out: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """The paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
+    folder = Path(data) if Path(data).is_dir() else None
+    if data != "cifar10" and folder is None:
+        raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
+    configs = [
+        _shortened(config, config.seed, epochs, recalibrate, precision, 0.0, None, engine.device)
+        for config in generators.pair(seeds)
+    ]
+    configs, network = generators.with_features(configs, features)
+    root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
+    title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
+    return _run(configs, root, engine, Files(folder, network), as_json=as_json, title=title)
 
 
 def train(
@@ -143,6 +193,7 @@ def train(
     recalibrate: Recalibrate = 0,
     precision: Precision = "fp32",
     validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
     as_json: Json = False,
@@ -160,15 +211,15 @@ def train(
         if name is not None:
             found = catalog.get(name).config
             _refuse(
-                name, model=model, layers=layers, components=components, em_iters=em_iters, option=option,
-                batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
+                name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
+                option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
-            config = _shortened(found, seed, epochs, recalibrate, precision, validation, where.device)
+            config = _shortened(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             settings, folder = _settings(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                recalibrate, precision, validation, where.device,
+                recalibrate, precision, validation, norm_momentum, where.device,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
@@ -183,6 +234,7 @@ def reproduce(
     recalibrate: Recalibrate = 0,
     precision: Precision = "fp32",
     validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
     ] = None,
@@ -213,19 +265,20 @@ def reproduce(
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
         with for_many(engine, address, device, jobs) as where:
             configs = [
-                _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, where.device)
+                _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
                 for seed in range(seeds)
                 for experiment in found.values()
             ]
+            configs, network = generators.with_features(configs, features)
             title = "The paper's experiments, measured again"
-            code = _run(configs, out, where, Files(data, features), as_json=as_json, title=title)
+            code = _run(configs, out, where, Files(data, network), as_json=as_json, title=title)
     raise typer.Exit(code)
 
 
 def _settings(
     data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
     epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
-    recalibrate: int, precision: str, validation: float, device: torch.device,
+    recalibrate: int, precision: str, validation: float, norm_momentum: float | None, device: torch.device,
 ) -> tuple[Settings, Path | None]:  # fmt: skip
     """The settings that the options make of the defaults, and the folder of the data."""
     folder = None
@@ -247,16 +300,17 @@ def _settings(
         "recalibrate": recalibrate,
         "precision": precision,
         "validation": validation,
+        "norm_momentum": norm_momentum,
         "channels_last": device.type == "cuda",  # which convolutions are fastest in
     }
     return dataclasses.replace(settings, **_given(changes)), folder
 
 
-def _refuse(name: str, **settings: Any) -> None:
+def _refuse(name: str, remedy: str = "", **settings: Any) -> None:
     """Settings that an experiment of the paper has of its own."""
     given = [f"--{setting.replace('_', '-')}" for setting in _given(settings)]
     if given:
-        raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out, or the name and say it all")
+        raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out{remedy}")
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
@@ -284,6 +338,7 @@ def _shortened(
     recalibrate: int,
     precision: str,
     validation: float,
+    norm_momentum: float | None,
     device: torch.device,
 ) -> RunConfig:
     """An experiment as it was asked for; the report says where it is not quite the paper's."""
@@ -294,6 +349,7 @@ def _shortened(
         "recalibrate": recalibrate,
         "precision": precision,
         "validation": validation,
+        "norm_momentum": norm_momentum,
         "channels_last": device.type == "cuda",
     }
     return dataclasses.replace(config, **changes)

@@ -20,25 +20,41 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A folder with runs, at any depth.", metavar="DIR")],
     title: Annotated[str | None, typer.Option("--title")] = None,
     bench: Annotated[Path | None, typer.Option("--bench", help="A CSV of mixnorm bench cost, for the cost table.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Copy the records of finished runs, compressed, into this folder.")
+    ] = None,
+    document: Annotated[
+        Path | None,
+        typer.Option(
+            "--document", help="Write a Markdown document of many experiments instead, with the text of DIR/findings.md."
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Tables, pictures and one page from the records of runs.
 
     Example: mixnorm report runs/reproduce --bench bench.csv
+
+    Example: mixnorm report results --document docs/results.md --bench benchmarks/h200.csv
     """
     with mistakes():
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}: mixnorm compare or mixnorm reproduce makes one")
         found = records.find(folder)
-        page = reports.write(folder, found, title=title, bench=bench)
+        if keep is not None:
+            records.keep(found, keep)
+        if document is not None:
+            page = reports.write_document(document, folder, found, bench=bench)
+        else:
+            page = reports.write(folder, found, title=title, bench=bench)
         tables, answers = reports.summary(found)
     if as_json:
         print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
         return
     for sentence in answers:
         typer.echo(sentence)
-    typer.echo(f"The report is {page}")
+    typer.echo(f"The {'report' if document is None else 'document'} is {page}")
 
 
 def data(

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from mixnorm import convert, data, models
+from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert, data, models
 from mixnorm.data import DataSet, Resident
 from mixnorm.data.download import Progress
 from mixnorm.experiments.config import Mixture, RunConfig
@@ -104,6 +105,10 @@ def make_model(
         model = models.build(config.model, num_classes)
     if config.mixture is not None:
         model = convert(model, norms(config.model, config.mixture), **config.mixture.options)
+    if config.norm_momentum is not None:
+        for norm in model.modules():
+            if isinstance(norm, (_BatchNorm, MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)):
+                norm.momentum = config.norm_momentum
     return model
 
 

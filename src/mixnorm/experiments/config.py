@@ -135,6 +135,7 @@ class RunConfig:
         recalibrate: batches that all statistics are refilled from before each evaluation, which is then done both ways.
         validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
         gan: None is a classifier.
+        norm_momentum: of the statistics of every norm, batch norm and mixture norm alike; None leaves them their own.
     """
 
     name: str
@@ -152,6 +153,7 @@ class RunConfig:
     recalibrate: int = 0
     validation: float = 0.0
     gan: Gan | None = None
+    norm_momentum: float | None = None
 
     def __post_init__(self) -> None:
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
@@ -160,12 +162,16 @@ class RunConfig:
         _check(self.recalibrate >= 0, "the number of batches to recalibrate with", self.recalibrate, "0 or more")
         _check(0 <= self.validation < 1, "the share of validation images", self.validation, "from 0 up to but not 1")
         _one_of("precision", self.precision, PRECISIONS)
+        momentum = self.norm_momentum
+        _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
 
     def to_json(self) -> dict[str, Any]:
         values = json.loads(json.dumps(dataclasses.asdict(self)))
         # These came later. Where they are at their defaults, runs keep the identity that they had before.
         if self.gan is None:
             del values["gan"]
+        if self.norm_momentum is None:
+            del values["norm_momentum"]
         if self.optimizer.betas == BETAS:
             del values["optimizer"]["betas"]
         return values

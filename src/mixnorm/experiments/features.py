@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import urllib.error
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,17 @@ from torch import Tensor, nn
 
 from mixnorm import convert
 from mixnorm.data.dataset import DataSet, channel_statistics, validation_split
+from mixnorm.data.download import cache_folder
 from mixnorm.experiments import build, checkpoint, records
 from mixnorm.experiments.config import FEATURES
 from mixnorm.experiments.frechet import Accumulator, Statistics
 
 INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 INCEPTION_CHECKSUM = "6726825d"  # what the sha256 of the file begins with
+INCEPTION_URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{INCEPTION_FILE}"
 INCEPTION_SIZE = 2048
 TRAIN_ONE = "mixnorm reproduce cifar-cnn/cifar10/bn-2 trains one"
-GET_INCEPTION = f"get {INCEPTION_FILE} from the releases of github.com/toshas/torch-fidelity"
+GET_INCEPTION = f"get {INCEPTION_FILE} from the releases of github.com/toshas/torch-fidelity"  # or --features fid does
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,22 @@ def _digest(state: dict[str, Any]) -> str:
     return found.hexdigest()
 
 
+def fetch_inception() -> Path:
+    """The file with the 2015 Inception's weights, downloaded into the cache unless it is there, and checked."""
+    path = cache_folder() / INCEPTION_FILE
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(INCEPTION_URL, str(path), hash_prefix=INCEPTION_CHECKSUM)
+        except urllib.error.URLError as error:
+            reason = getattr(error.reason, "strerror", None) or error.reason
+            remedy = f"{GET_INCEPTION} on another machine, and name it with --features"
+            raise OSError(f"{INCEPTION_URL} cannot be reached ({reason}): {remedy}") from error
+        except RuntimeError as error:  # another checksum; nothing is left of it
+            raise ValueError(f"{INCEPTION_URL} gave another file than it should: {GET_INCEPTION} by hand") from error
+    return path
+
+
 def of_inception(path: Path, device: torch.device) -> Features:
     """The 2,048 pooled features of the 2015 Inception, by torch-fidelity, whose distance is FID."""
     if not path.is_file():
@@ -144,7 +163,7 @@ def of_inception(path: Path, device: torch.device) -> Features:
             FeatureExtractorInceptionV3,
         )
     except ModuleNotFoundError as error:
-        raise ValueError(f"FID needs the package {error.name}: pip install torch-fidelity") from error
+        raise ValueError(f"FID needs the package {error.name}: pip install 'mixnorm[fid]'") from error
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if not digest.startswith(INCEPTION_CHECKSUM):

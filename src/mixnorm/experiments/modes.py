@@ -142,7 +142,8 @@ def run(modes: Modes, norm: str, seed: int, settings: Settings) -> Result:
     if not step.curve.isfinite().all():
         raise NotFinite(f"the losses of {norm} with seed {seed} are not finite: use a learning rate below {settings.lr:g}")
     points = samples(generator, settings)
-    return Result(norm, seed, score(points, modes), points[:SHOWN].tolist())
+    shown = [[round(x, 3), round(y, 3)] for x, y in points[:SHOWN].tolist()]
+    return Result(norm, seed, score(points, modes), shown)
 
 
 def _adam(network: nn.Module, settings: Settings) -> torch.optim.Optimizer:

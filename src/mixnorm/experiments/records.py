@@ -1,20 +1,22 @@
 """What was measured: one ``record.jsonl`` for each run, written line by line so that a run killed at any time is readable.
 
 Lines are JSON objects of four kinds. ``run`` opens a record with the configuration and environment, ``epoch`` follows each
-epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped. Errors are
-fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null. What ``components``
-and ``mixtures`` hold, ``experiments.mixtures`` says.
+epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped; each has a checksum.
+Errors are fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null. What
+``components`` and ``mixtures`` hold, ``experiments.mixtures`` says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import gzip
 import json
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from mixnorm.bench import table
 from mixnorm.experiments.config import RunConfig
 
 NAME = "record.jsonl"
+KEPT = f"{NAME}.gz"  # of a finished run, to be kept with a document
 VERSION = 1
 REASONS = ("finished", "interrupted", "not finite")
 # What every epoch has, and what may be missing from one and is then null.
@@ -118,8 +121,8 @@ class Writer:
         self.write("end", reason=reason, message=message, seconds=seconds)
 
     def write(self, kind: str, **values: Any) -> None:
-        line = json.dumps(_finite({"kind": kind, **values}), allow_nan=False, ensure_ascii=False)
-        left = memoryview(line.encode() + b"\n")
+        line = json.dumps(_finite({"kind": kind, **values}), allow_nan=False, ensure_ascii=False).encode()
+        left = memoryview(_summed(line) + b"\n")
         with self._explained():
             size = os.fstat(self._file.fileno()).st_size
             try:
@@ -140,6 +143,21 @@ class Writer:
                 f"{self.path} cannot be written ({error.strerror or error}): what was recorded before is kept, so make room "
                 "or choose another folder, and run the same command again"
             ) from error
+
+
+def _summed(line: bytes) -> bytes:
+    """A line with the checksum of the line before that: JSON says nothing of a digit that has changed on a disk."""
+    return line[:-1] + f', "crc": {zlib.crc32(line)}}}'.encode()
+
+
+def _loads(line: bytes) -> Any:
+    """The JSON of a line whose checksum is right, or that was written before there were any."""
+    values = json.loads(line)
+    if isinstance(values, dict) and "crc" in values:
+        start, comma, _ = line.rpartition(b', "crc": ')
+        if not comma or _summed(start + b"}") != line:
+            raise ValueError("its checksum is wrong")
+    return values
 
 
 def _repair(path: Path) -> None:
@@ -193,15 +211,34 @@ def find(folder: Path) -> list[Record]:
     """All runs below a folder, in the order of their paths, without those that were stopped before their first line."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: name one that holds runs")
-    records = [_read(path) for path in sorted(folder.rglob(NAME))]
+    records = [_read(path) for path in sorted([*folder.rglob(NAME), *folder.rglob(KEPT)])]
     return [record for record in records if record is not None]
 
 
-def _read(path: Path) -> Record | None:
+def keep(records: Iterable[Record], folder: Path) -> list[Path]:
+    """Copies the records of finished runs, compressed, to where a run of their name and seed has its folder."""
+    kept = []
+    for record in records:
+        if record.finished and record.path is not None:
+            path = folder / record.config.name / f"seed-{record.config.seed}" / KEPT
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(_content(record.path), mtime=0))  # the same bytes each time
+            kept.append(path)
+    return kept
+
+
+def _content(path: Path) -> bytes:
     try:
         content = path.read_bytes()
+        return gzip.decompress(content) if path.name == KEPT else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise RecordError(f"{path} is damaged ({error}): take it from where it was kept first") from error
     except OSError as error:
         raise RecordError(f"{path} cannot be read ({error.strerror}): name the record of a run") from error
+
+
+def _read(path: Path) -> Record | None:
+    content = _content(path)
     lines = content.split(b"\n")
     last = lines.pop()
     if _is_whole(last):  # only its line break is missing
@@ -209,7 +246,7 @@ def _read(path: Path) -> Record | None:
     record = None
     for number, line in enumerate(lines, start=1):
         try:
-            record = _add(record, json.loads(line), path)
+            record = _add(record, _loads(line), path)
         except RecordError:
             raise
         except (ValueError, TypeError, KeyError) as error:

@@ -33,6 +33,7 @@ class Settings:
     channels_last: bool = False
     recalibrate: int = 0
     validation: float = 0.0
+    norm_momentum: float | None = None
 
     def run(self, name: str, seed: int, *, mixture: bool) -> RunConfig:
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("layers", "options")}

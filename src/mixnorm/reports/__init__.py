@@ -7,13 +7,18 @@ from pathlib import Path
 
 from mixnorm.bench import table as bench_table
 from mixnorm.experiments import records as experiment_records
+from mixnorm.experiments.modes import DATA, Result
+from mixnorm.experiments.modes import NAME as POINTS
+from mixnorm.experiments.modes import read as read_points
 from mixnorm.experiments.records import Record
-from mixnorm.reports import comparison, content, gan, html, markdown
+from mixnorm.reports import comparison, content, document, gan, html, markdown, modes
+from mixnorm.reports.content import Report, Section
+from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
 from mixnorm.reports.table import Table
 from mixnorm.reports.tables import accuracies, speed
 
-__all__ = ["summary", "write"]
+__all__ = ["summary", "write", "write_document", "write_modes"]
 
 
 def write(
@@ -32,16 +37,56 @@ def write(
     """
     if records is None:
         records = experiment_records.find(folder)
-    if not any(record.epochs for record in records):
-        why = "there are no runs" if not records else "no run has finished an epoch"
-        raise ValueError(f"{why} in {folder}: mixnorm compare or mixnorm reproduce trains some, then report again")
+    _check(records, folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [] if bench is None else bench_table.read(bench)
     report = content.assemble(records, title=title, figures_dir=folder / "figures", paper=paper, cost_rows=rows)
+    return _both(report, folder)
+
+
+def write_document(path: Path, folder: Path, records: Sequence[Record], bench: Path | None = None) -> Path:
+    """Writes a Markdown document about many experiments, with what ``findings.md`` in the folder of the records says.
+
+    Generators of points in the plane are there, too, if the folder has what ``mixnorm compare --task gan`` keeps of them.
+    """
+    _check(records, folder)
+    findings = folder / document.FINDINGS
+    points = {data: found for data in DATA if (found := read_points(folder / POINTS.format(data)))}
+    rows = [] if bench is None else bench_table.read(bench)
+    told = findings if findings.exists() else None
+    return document.write(path, records, findings=told, points=points, cost_rows=rows)
+
+
+def write_modes(folder: Path, data: str, results: Sequence[Result]) -> tuple[Path, Table, str]:
+    """Writes the report about generators of points in the plane; returns its path, the table and what came out."""
+    table, answer = modes.table(data, results), modes.answer(data, results)
+    pictures = folder / "figures"
+    shown: tuple[Picture, ...] = ()
+    missing: tuple[str, ...] = ()
+    try:
+        shown = (modes.draw(data, results, pictures),)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        missing = (content.NO_PICTURES,)
+    sections = (Section("Results", missing, (table,)), Section("Samples", (), (), shown))
+    kept = tuple(section for section in sections if section.tables or section.pictures)
+    report = Report(f"Batch norm and mixture norm in generators: the {data}", (answer,), (), kept, pictures)
+    return _both(report, folder), table, answer
+
+
+def _both(report: Report, folder: Path) -> Path:
+    """A report as report.md and report.html; the path of the latter."""
     (folder / "report.md").write_text(markdown.build(report, folder), encoding="utf-8")
     path = folder / "report.html"
     path.write_text(html.build(report), encoding="utf-8")
     return path
+
+
+def _check(records: Sequence[Record], folder: Path) -> None:
+    if not any(record.epochs for record in records):
+        why = "there are no runs" if not records else "no run has finished an epoch"
+        raise ValueError(f"{why} in {folder}: mixnorm compare or mixnorm reproduce trains some, then report again")
 
 
 def summary(records: Sequence[Record]) -> tuple[list[Table], list[str]]:

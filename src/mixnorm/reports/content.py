@@ -23,15 +23,20 @@ REFILLED = (
     "Here they were refilled from training batches before each evaluation."
 )
 
+NO_PICTURES = "There are no pictures, because matplotlib is not installed: pip install matplotlib"
+
 
 @dataclass(frozen=True)
 class Section:
-    """``folded``: there for those who look for it."""
+    """``said``: paragraphs in Markdown, which only a document has. ``commands``: for a terminal, to run it again.
+    ``folded``: there for those who look for it."""
 
     title: str
     text: tuple[str, ...] = ()
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
+    said: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
     folded: bool = False
 
 
@@ -76,7 +81,7 @@ def assemble(
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        missing = ("There are no pictures, because matplotlib is not installed: pip install matplotlib",)
+        missing = (NO_PICTURES,)
     sections = [_results(families, PLAIN, paper)]
     told = tuple(found for family in generators if (found := gan.distances(family, paper)).rows)
     sections.append(Section("Generators", tables=told, pictures=tuple(made)))

@@ -119,6 +119,8 @@ def _settings(group: Group) -> dict[str, str]:
         "refilled from": f"{config.recalibrate} batches" if config.recalibrate else "never",
         "norm": "batch norm" if config.mixture is None else "mixture norm",
     }
+    if config.norm_momentum is not None:
+        told["momentum of the norms"] = f"{config.norm_momentum:g}"
     if config.gan is not None:
         told |= {
             "updates an epoch": f"{config.gan.updates:,}",

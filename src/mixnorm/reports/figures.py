@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,10 @@ STYLE: Any = {
 SIZE = (4.8, 3.5)  # inches: text stays readable at the width of a phone
 WINDOW = 10  # epochs, the paper's
 
+FORMATS = ("png", "svg")
+# What a picture shows: a figure of every epoch, the best so far against steps or seconds, or the components in use.
+KINDS = (PLAIN, RECALIBRATED, "steps", "train_seconds", "train_error", "train_loss", "test_loss", "components")
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -49,31 +53,35 @@ class Picture:
     wide: bool = False
 
 
-def draw(families: Sequence[Family], folder: Path) -> list[Picture]:
-    """All pictures that the records have the figures for."""
+def draw(
+    families: Sequence[Family], folder: Path, kinds: Collection[str] = KINDS, formats: Sequence[str] = FORMATS
+) -> list[Picture]:
+    """All pictures that the records have the figures for, or those of some kinds."""
     import matplotlib as mpl
 
     made: list[tuple[Picture, Figure]] = []
     with mpl.rc_context(STYLE):
         for panel in panels(families):
-            made += _curves(panel)
-        for family in families:
-            made += [drawn for group in family.groups if (drawn := components(group)) is not None]
-        save(made, folder)
+            made += _curves(panel, kinds)
+        if "components" in kinds:
+            for family in families:
+                made += [drawn for group in family.groups if (drawn := components(group)) is not None]
+        save(made, folder, formats)
     return [picture for picture, _ in made]
 
 
-def save(made: Sequence[tuple[Picture, Figure]], folder: Path) -> None:
-    """Writes both files of each picture."""
+def save(made: Sequence[tuple[Picture, Figure]], folder: Path, formats: Sequence[str] = FORMATS) -> None:
+    """Writes the files of each picture, the same bytes each time."""
     folder.mkdir(parents=True, exist_ok=True)
     for picture, figure in made:
-        figure.savefig(folder / f"{picture.name}.png", dpi=200, facecolor="white")
-        figure.savefig(folder / f"{picture.name}.svg", facecolor="white", metadata={"Date": None})
+        for kind in formats:
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(folder / f"{picture.name}.{kind}", dpi=200, facecolor="white", metadata=metadata)
 
 
-def _curves(panel: Panel) -> list[tuple[Picture, Figure]]:
+def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]]:
     def there(*keys: str) -> bool:
-        return any(all(group.has(key) for key in keys) for group in panel.groups)
+        return keys[-1] in kinds and any(all(group.has(key) for key in keys) for group in panel.groups)
 
     made = [errors(panel, key) for key in (PLAIN, RECALIBRATED) if there(key)]
     made += [soonest(panel, against) for against in ("steps", "train_seconds") if there(PLAIN, against)]

@@ -47,16 +47,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Family:
-    """Groups that belong in one table: the same model, data and epochs. Batch norm comes first."""
+    """Groups that belong in one table: the same model, data, epochs and images to test on. Batch norm comes first.
+
+    ``validation`` is the share of the training images that took the place of the test images.
+    """
 
     model: str
     data: str
     epochs: int
+    validation: float
     groups: tuple[Group, ...]
 
     @property
     def title(self) -> str:
-        return f"{self.model} on {self.data}, {self.epochs} epoch{'s' if self.epochs > 1 else ''}"
+        held_out = ", on held-out training images" if self.validation else ""
+        return f"{self.model} on {self.data}, {self.epochs} epoch{'s' if self.epochs > 1 else ''}{held_out}"
 
 
 def families(records: Iterable[Record]) -> list[Family]:
@@ -64,10 +69,11 @@ def families(records: Iterable[Record]) -> list[Family]:
     by_settings: dict[str, list[Record]] = {}
     for record in records:
         by_settings.setdefault(record.config.name + _without(record.config, "name", "seed"), []).append(record)
-    found: dict[tuple[str, str, int], list[Group]] = {}
+    found: dict[tuple[str, str, int, float], list[Group]] = {}
     for runs in by_settings.values():
         group = _group(_one_for_each_seed(runs))
-        found.setdefault((group.config.model, group.config.data, group.config.epochs), []).append(group)
+        config = group.config
+        found.setdefault((config.model, config.data, config.epochs, config.validation), []).append(group)
     return [Family(*key, tuple(_labelled(sorted(groups, key=_order)))) for key, groups in found.items()]
 
 

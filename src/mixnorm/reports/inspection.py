@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 from mixnorm.experiments.inspection import COLUMNS, Density, LayerDensities, weighted_densities
 from mixnorm.experiments.mixtures import STAGES, snapshot_epochs, spread
 from mixnorm.experiments.records import Record
-from mixnorm.reports.figures import INK, LAYERS, STYLE, Picture, components, save
+from mixnorm.reports.figures import FORMATS, INK, LAYERS, STYLE, Picture, components, save
 from mixnorm.reports.groups import families
 from mixnorm.reports.panels import BLUE, ORANGES, slug
 
@@ -48,6 +49,7 @@ def draw(
     record: Record | None = None,
     layer: str | None = None,
     counts: bool = False,
+    formats: Sequence[str] = FORMATS,
 ) -> list[Picture]:
     """As :func:`write`, the last view only with ``counts``; returns the pictures for a report."""
     import matplotlib as mpl
@@ -61,7 +63,7 @@ def draw(
             width = round(17 * figure.get_figwidth())  # letters in a line
             caption = textwrap.fill(picture.caption, width)
             figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=FAINT, linespacing=1.4)
-        save(made, folder)
+        save(made, folder, formats)
     return [replace(picture, caption="", wide=True) for picture, _ in made]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mixnorm.experiments.modes import DATA, NORMS, Result, by_norm
-from mixnorm.reports.figures import STYLE, Picture, save
+from mixnorm.reports.figures import FORMATS, STYLE, Picture, save
 from mixnorm.reports.panels import BLUE, ORANGES
 from mixnorm.reports.table import Column, Measured, Table, Value, text_column
 
@@ -39,7 +39,20 @@ def table(data: str, results: Sequence[Result]) -> Table:
     return Table(f"Generators of the {data}", columns, rows, notes)
 
 
-def draw(data: str, results: Sequence[Result], folder: Path) -> Picture:
+def answer(data: str, results: Sequence[Result]) -> str:
+    """What came out, in a sentence."""
+    found = dict(by_norm(results))
+    reached, good = (
+        {norm: Measured.over(value(result) for result in runs) for norm, runs in found.items()}
+        for value in (lambda result: result.score.reached, lambda result: 100 * result.score.good)
+    )
+    parts = [f"{norm} reached {reached[norm].mean:.1f} modes with {good[norm].mean:.1f}% good samples" for norm in found]
+    count, seeds = len(DATA[data].centres), len(next(iter(found.values())))
+    text = f"Of the {count} modes of the {data}, generators with {' and those with '.join(parts)}"
+    return f"{text} ({seeds} seed{'s' * (seeds > 1)})."
+
+
+def draw(data: str, results: Sequence[Result], folder: Path, formats: Sequence[str] = FORMATS) -> Picture:
     """Real points and those of both generators: of each norm the seed in the middle, by modes reached and good samples."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -61,5 +74,5 @@ def draw(data: str, results: Sequence[Result], folder: Path) -> Picture:
             axis.grid(visible=False)
         title = f"Samples of the {data}: {' and '.join(NORMS)}"
         picture = Picture(f"modes-{data}", title, "Of each norm the seed in the middle.", wide=True)
-        save([(picture, figure)], folder)
+        save([(picture, figure)], folder, formats)
     return picture

@@ -35,7 +35,7 @@ def panels(families: Sequence[Family]) -> list[Panel]:
     found = []
     everything = [group for family in families for group in family.groups if group.runs]
     for figure, title in catalog.FIGURES.items():
-        groups = [g for g in everything if g.name in catalog.EXPERIMENTS and figure in catalog.EXPERIMENTS[g.name].figures]
+        groups = [group for group in everything if figure in _figures(group)]
         if groups and figure != "components":
             found.append(Panel(slug(figure), title, tuple(groups), tuple(_paper_label(group, figure) for group in groups)))
     for family in families:
@@ -47,6 +47,12 @@ def panels(families: Sequence[Family]) -> list[Panel]:
             title = f"{family.model} on {family.data}{end}"
             found.append(Panel(slug(title), title, tuple(groups), tuple(_label(group, groups) for group in groups)))
     return found
+
+
+def _figures(group: Group) -> tuple[str, ...]:
+    """The paper's figures that a group is a curve of; those are of test images."""
+    known = catalog.EXPERIMENTS.get(group.name)
+    return () if known is None or group.config.validation else known.figures
 
 
 def slug(text: str) -> str:

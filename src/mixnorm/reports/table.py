@@ -80,6 +80,14 @@ class Column:
             return ""
         return f"paper {value.paper if isinstance(value.paper, str) else self._number(value.paper)}"
 
+    def beside(self, value: Value) -> str:
+        """The paper's figure, and how much ours differs from it."""
+        text = self.paper(value)
+        if not isinstance(value, Measured) or value.mean is None or not isinstance(value.paper, (int, float)):
+            return text
+        difference = self._number(round(value.mean, self.digits) - round(value.paper, self.digits), unit="")
+        return f"{text}, {difference if difference.startswith('−') else f'+{difference}'}"
+
     def _number(self, value: float, unit: str | None = None) -> str:
         text = f"{value:,.{self.digits}f}"
         if not float(text.replace(",", "")):
@@ -112,7 +120,7 @@ class Table:
         for row in self.rows:
             cells = []
             for column in self.columns:
-                paper = column.paper(row.get(column.key))
+                paper = column.beside(row.get(column.key))
                 cells.append(escape_markdown(column.text(row.get(column.key)) + (f" ({paper})" if paper else "")))
             lines.append(line(cells))
         notes = [f"\n{escape_markdown(note)}" for note in self.notes]
@@ -129,7 +137,7 @@ class Table:
         for row in self.rows:
             cells = []
             for i, column in enumerate(self.columns):
-                text, paper = html.escape(column.text(row.get(column.key))), html.escape(column.paper(row.get(column.key)))
+                text, paper = html.escape(column.text(row.get(column.key))), html.escape(column.beside(row.get(column.key)))
                 paper = f'<span class="paper">{paper}</span>' if paper else ""
                 tag = 'th scope="row"' if i == 0 else "td"
                 cells.append(f"<{tag}{attributes(column)}>{text}{paper}</{tag.split()[0]}>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mixnorm.experiments import catalog
@@ -25,8 +26,8 @@ def accuracies(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     columns.append(text_column("mixture", "layers, K, EM iter."))
     rows = []
     for group in _with(family, key):
-        theirs = _paper(group, paper and key == PLAIN).get("accuracy", {})
-        best = _paper(group, paper and key == PLAIN).get("max_accuracy")
+        theirs = paper_figures(group, paper and key == PLAIN).get("accuracy", {})
+        best = paper_figures(group, paper and key == PLAIN).get("max_accuracy")
         row: dict[str, Value] = {"run": group.label, "mixture": mixture_text(group), "seeds": seeds(group)}
         for epoch in at:
             said = theirs.get(epoch, best if epoch == family.epochs else None)
@@ -54,17 +55,17 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
         row: dict[str, Value] = {"run": group.label, "step_ms": Measured.over(_step_ms(run) for run in group.runs).mean}
         if base is not None and base.has(key):
             made = compare(group, base, key)
-            told = _paper_speed(group, base) if paper and key == PLAIN else {}
+            told = paper_speed(group, base) if paper and key == PLAIN else {}
             row |= {
                 "target": made.base_best.mean,
-                "steps": _beside(made.steps, told.get("steps")),
+                "steps": replace(made.steps, paper=told.get("steps")),
                 "seconds": made.seconds,
             }
             if not group.is_batch_norm:
                 fewer = made.fewer_steps
                 row["fewer"] = None if fewer is None else Measured(fewer, n=1, of=1, paper=told.get("fewer"))
                 row["less_time"] = made.less_time
-                row["gain"] = _beside(made.gain, told.get("gain"))
+                row["gain"] = replace(made.gain, paper=told.get("gain"))
         rows.append(row)
     notes = ["The target is batch norm's best accuracy, with the same seed; its own row says when it got there itself."]
     if any(partner(group, family.groups) is None for group in _with(family, key)):
@@ -113,18 +114,14 @@ def _step_ms(run: Record) -> float | None:
     return None if last["train_seconds"] is None or not last["steps"] else 1e3 * last["train_seconds"] / last["steps"]
 
 
-def _beside(measured: Measured, paper: float | str | None) -> Measured:
-    return Measured(measured.mean, measured.deviation, measured.n, measured.of, paper)
-
-
-def _paper(group: Group, wanted: bool = True) -> dict[str, Any]:
-    """The paper's figures of a group, if it trained as long."""
-    found = catalog.EXPERIMENTS.get(group.name) if wanted else None
+def paper_figures(group: Group, wanted: bool = True) -> dict[str, Any]:
+    """The paper's figures of a group, if it trained as long and was tested on the test images."""
+    found = catalog.EXPERIMENTS.get(group.name) if wanted and not group.config.validation else None
     return found.paper if found is not None and found.config.epochs == group.config.epochs else {}
 
 
-def _paper_speed(group: Group, base: Group) -> dict[str, float | str]:
-    ours, theirs = _paper(group), _paper(base)
+def paper_speed(group: Group, base: Group) -> dict[str, float | str]:
+    ours, theirs = paper_figures(group), paper_figures(base)
     told: dict[str, float | str] = {}
     if "steps_to_bn" in ours:
         told["steps"] = "never" if ours["steps_to_bn"] is None else ours["steps_to_bn"]
@@ -147,6 +144,6 @@ def _paper_notes(family: Family) -> list[str]:
         ]
         if differing:
             notes.setdefault(f"not quite as in the paper ({'; '.join(differing)})", []).append(group.label)
-        if found.note and _paper(group):
+        if found.note and paper_figures(group):
             notes.setdefault(f"where the paper does not say, {found.note}", []).append(group.label)
     return [f"{', '.join(labels)}: {note}." for note, labels in notes.items()]

@@ -1,0 +1,160 @@
+"""A document about many runs: for each model and data set what was found, beside the paper, and how to run it again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mixnorm.bench.table import Row
+from mixnorm.experiments import catalog
+from mixnorm.experiments.modes import Result
+from mixnorm.experiments.records import Record
+from mixnorm.reports import claims, cost, details, figures, gan, groups, inspection, markdown, modes
+from mixnorm.reports.content import READING, REFILLED, Report, Section
+from mixnorm.reports.figures import Picture
+from mixnorm.reports.groups import PLAIN, RECALIBRATED, Family, Group
+from mixnorm.reports.tables import accuracies, speed
+
+FINDINGS = "findings.md"  # beside the records: what people say of them, under the titles of the sections
+TITLE = "Mixture norm, measured again"
+FORMAT = "svg"  # small, and the same bytes each time
+KINDS = (PLAIN, RECALIBRATED, "steps", "train_loss", "test_loss")  # the curves that are shown
+COST, INSIDE, EVERY_RUN = "What it costs", "Inside the training", "Every run"
+
+
+def write(
+    path: Path,
+    records: Sequence[Record],
+    *,
+    findings: Path | None = None,
+    points: Mapping[str, Sequence[Result]] | None = None,
+    cost_rows: Sequence[Row] = (),
+) -> Path:
+    """Writes the document, and its pictures into a folder beside it that has its name.
+
+    ``points``: generators of points in the plane, by their data.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    report = assemble(records, path.with_suffix(""), read_findings(findings), points or {}, cost_rows)
+    path.write_text(markdown.build(report, path.parent, FORMAT), encoding="utf-8")
+    return path
+
+
+def assemble(
+    records: Sequence[Record],
+    pictures: Path,
+    said: Mapping[str, Sequence[str]],
+    points: Mapping[str, Sequence[Result]],
+    cost_rows: Sequence[Row] = (),
+) -> Report:
+    """The document before it is Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
+    families = groups.families(record for record in records if record.config.gan is None)
+    generators = groups.families(record for record in records if record.config.gan is not None)
+    sections = [_measured(family, pictures) for family in families if not family.validation]
+    for family in generators:
+        drawn = gan.draw([family], pictures)
+        distances = (gan.distances(family),)
+        sections.append(Section(gan.title(family), (), distances, tuple(drawn), commands=commands(family)))
+    for data, results in points.items():
+        made = modes.draw(data, results, pictures, (FORMAT,))
+        seeds = len({result.seed for result in results})
+        again = f"mixnorm compare --task gan --data {data} --seeds {seeds}"
+        sections.append(Section(f"The {data}", (), (modes.table(data, results),), (made,), commands=(again,)))
+    sections += [_chosen(family) for family in families if family.validation]
+    sections.append(Section(INSIDE, pictures=tuple(_inside(families, pictures))))
+    if cost_rows:
+        sections.append(Section(COST, tables=(cost.table(cost_rows),)))
+    sections.append(Section(EVERY_RUN, tables=(details.runs(families), details.environments(records))))
+    sections = [section for section in sections if section.tables or section.pictures]
+    unknown = sorted(said.keys() - {"", *(section.title for section in sections)})
+    if unknown:
+        titles = ", ".join(section.title for section in sections)
+        raise ValueError(
+            f"the findings have a section {unknown[0]!r}, but the document has {titles}: name it as one of them"
+        )
+    first = Section("How to read this", (READING, f"{REFILLED} Both ways are told."), said=tuple(said.get("", ())))
+    told = [replace(section, said=tuple(said.get(section.title, ()))) for section in sections]
+    return Report(TITLE, (), (), (first, *told), pictures)
+
+
+def _measured(family: Family, folder: Path) -> Section:
+    tables = [claims.claims(family), accuracies(family), speed(family)]
+    if any(group.has(RECALIBRATED) for group in family.groups):
+        tables += [accuracies(family, RECALIBRATED), speed(family, RECALIBRATED)]
+        tables += [claims.early_lead(family), claims.staleness(family)]
+    drawn = figures.draw([family], folder, KINDS, (FORMAT,))
+    return Section(family.title, (), tuple(table for table in tables if table.rows), tuple(drawn), commands=commands(family))
+
+
+def _chosen(family: Family) -> Section:
+    text = "The test images were not looked at here: what is called test accuracy is that of training images held out."
+    tables = tuple(table for table in (claims.claims(family), accuracies(family)) if table.rows)
+    return Section(family.title, (text,), tables, commands=commands(family))
+
+
+def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
+    """The runs that ``mixnorm inspect`` has looked at: densities, and the components over the training."""
+    found: list[Picture] = []
+    for run in (run for family in families for group in family.groups for run in group.runs):
+        looked_at = [] if run.path is None else sorted((run.path.parent / inspection.FOLDER).glob("densities-*.svg"))
+        if not looked_at:
+            continue
+        name = run.config.name
+        for path in looked_at:
+            shutil.copyfile(path, folder / path.name)
+            found.append(Picture(path.stem, f"Densities before and after the norms: {name}", "", wide=True))
+        found += inspection.draw(folder, record=run, counts=True, formats=(FORMAT,))
+    return found
+
+
+def commands(family: Family) -> tuple[str, ...]:
+    """What makes the records of a family."""
+    by_settings: dict[tuple[str, ...], list[str]] = {}
+    for group in family.groups:
+        if group.runs and group.name in catalog.EXPERIMENTS:
+            by_settings.setdefault(_options(group), []).append(group.name)
+    return tuple(" ".join(["mixnorm reproduce", *_patterns(names), *options]) for options, names in by_settings.items())
+
+
+def _options(group: Group) -> tuple[str, ...]:
+    config, known = group.config, catalog.EXPERIMENTS[group.name].config
+    told = [f"--seeds {len(group.runs)}"]
+    told += [f"--epochs {config.epochs}"] if config.epochs != known.epochs else []
+    told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
+    told += [f"--precision {config.precision}"] if config.precision != known.precision else []
+    told += [f"--validation {config.validation:g}"] if config.validation else []
+    told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
+    return tuple(told)
+
+
+def _patterns(names: Sequence[str]) -> list[str]:
+    """The names, or a glob for those of a folder that are all there."""
+    found: dict[str, None] = {}
+    for name in names:
+        pattern = f"{name.rpartition('/')[0]}/*"
+        whole = {match.name for match in catalog.match(pattern)} <= set(names)
+        found[f"'{pattern}'" if whole else name] = None
+    return list(found)
+
+
+def read_findings(path: Path | None) -> dict[str, list[str]]:
+    """Paragraphs by the "## title" that they stand under."""
+    if path is None:
+        return {}
+    found: dict[str, list[str]] = {"": []}
+    title = ""
+    for block in _blocks(path.read_text(encoding="utf-8").splitlines()):
+        if block.startswith("## "):
+            title = block.removeprefix("## ").strip()
+            found[title] = []
+        else:
+            found[title].append(block)
+    return found
+
+
+def _blocks(lines: Iterable[str]) -> list[str]:
+    """What empty lines separate, each on one line."""
+    text = "\n".join(line.strip() for line in lines)
+    return [" ".join(block.split("\n")) for block in text.split("\n\n") if block.strip()]
