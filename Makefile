@@ -10,9 +10,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
 
-test-slow: $(VENV)/installed   # what takes minutes, and the packages that it needs beside
+test-slow: $(VENV)/installed   # what takes minutes, launches of many processes among it, and packages that it needs beside
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,slow]"
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -m slow
 
 test-nightly: $(VENV)/installed   # 12,000 random cases
 	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/test_properties.py

@@ -39,6 +39,16 @@ def start(*arguments, cwd, **options):
     )  # fmt: skip
 
 
+def ended(process, limit, code=0):
+    """What a process that :func:`start` made wrote, on stdout and stderr; it ends with the code within ``limit`` seconds."""
+    try:
+        out, errors = process.communicate(timeout=limit)
+    finally:
+        process.kill()
+    assert process.returncode == code, errors
+    return out, errors
+
+
 def measured(folder):
     """What the runs below a folder measured, without the time that they took."""
     return {

@@ -77,6 +77,7 @@ ORDER = [
     "experiments.catalog",
     "experiments.fused_rmsprop",
     "experiments.schedule",
+    "experiments.team",
     "experiments.source",
     "experiments.checkpoint",
     "experiments.lock",
@@ -85,6 +86,7 @@ ORDER = [
     "experiments.step",
     "experiments.watch",
     "experiments.mixtures",
+    "experiments.shared_norm",
     "experiments.training",
     "experiments.epochs",
     "experiments.train",
@@ -96,6 +98,9 @@ ORDER = [
     "experiments.gan",
     "experiments.modes",
     "experiments.settings",
+    "experiments.work",
+    "experiments.processes",
+    "experiments.ray_engine",
     "experiments.suite",
     "reports.table",
     "reports.groups",
@@ -115,6 +120,7 @@ ORDER = [
     "reports.html",
     "reports.__init__",
     "cli.common",
+    "cli.engines",
     "cli.bench",
     "cli.results",
     "cli.generators",
@@ -205,6 +211,7 @@ def test_models_stand_on_torch_alone(module):
         ("matplotlib", {"demo", "bench.plots", "reports.figures", "reports.gan", "reports.inspection", "reports.modes"}),
         ("sklearn", {"bench.scikit_learn", "data.digits"}),
         ("typer", {"cli.common"}),
+        ("ray", {"experiments.ray_engine"}),
         (
             "rich",
             {"bench.display", "reports.table", "experiments.progress", "cli.experiments", "cli.generators", "cli.results"},
@@ -222,7 +229,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
-    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich")
+    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"

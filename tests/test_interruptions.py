@@ -15,6 +15,7 @@ from torch import nn
 
 from mixnorm.experiments import checkpoint, records
 from mixnorm.experiments import config as settings
+from mixnorm.experiments.lock import locked, wait_until_free
 from mixnorm.experiments.progress import Silent
 
 EPOCHS = 16  # of the runs that are interrupted
@@ -163,6 +164,50 @@ def test_two_runs_in_one_folder_at_once(tmp_path):
     record, _ = run(config(epochs=1), tmp_path, progress=Second())
     assert errors
     assert record.finished
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_child_that_outlives_its_process_does_not_hold_the_folder(tmp_path):
+    """As a loader's worker may, for seconds, when the process that trains is killed."""
+    there, here = os.pipe()
+    with locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.write(here, b"!")
+            time.sleep(60)
+            os._exit(0)
+        os.read(there, 1)
+        with pytest.raises(OSError, match="is in use"), locked(tmp_path):
+            pass
+    try:
+        with locked(tmp_path):
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it lives
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_waiting_for_a_folder(tmp_path):
+    wait_until_free(tmp_path / "of a run that never began", 60)
+    with locked(tmp_path):
+        start = time.monotonic()
+        wait_until_free(tmp_path, 0.1)
+        assert 0.1 <= time.monotonic() - start < 30
+        release = threading.Event()
+
+    def hold():
+        with locked(tmp_path):
+            held.set()
+            release.wait(60)
+
+    held, start = threading.Event(), time.monotonic()
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60)
+    threading.Timer(0.2, release.set).start()
+    wait_until_free(tmp_path, 60)
+    holder.join()
+    assert 0.2 <= time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("below", ["", "inside"])

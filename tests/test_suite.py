@@ -2,15 +2,18 @@
 
 import dataclasses
 import io
+import multiprocessing
 import os
 import shutil
+import struct
 import sys
+import types
 
 import pytest
 import torch
 from cli_helpers import measured
 
-from mixnorm.experiments import checkpoint, records, suite
+from mixnorm.experiments import checkpoint, processes, records, suite, work
 from mixnorm.experiments.lock import locked
 from mixnorm.experiments.progress import Display, Silent
 from mixnorm.experiments.settings import DIGITS, OWN
@@ -32,6 +35,9 @@ def build():
 
 def dies():
     if torch.initial_seed() == 0:
+        os._exit(9)
+    if torch.initial_seed() == 2 and not os.path.exists("died"):
+        open("died", "w").close()
         os._exit(9)
     return build()
 
@@ -127,16 +133,22 @@ def test_a_loss_that_is_not_finite_ends_its_run_and_not_the_others(users, tmp_pa
     assert {record.reason for record in found} == {"finished", "not finite"}
 
 
-def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_them(finished, users, tmp_path):
-    """One process dies with its first run, another run diverges, and the rest is as if they had not been there."""
-    others = [users(build="dies").run("own", seed, mixture=False) for seed in (0, 1)]
+def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_them(finished, users, tmp_path, monkeypatch):
+    """One run kills its process each time, another once, one diverges, and the rest is as if they had not been there."""
+    monkeypatch.setattr(work, "RETRIES", 1)
+    others = [users(build="dies").run("own", seed, mixture=False) for seed in (0, 1, 2)]
     failed, shown = run([*others, *SETTINGS.pair(2)], tmp_path / "out", jobs=2)
     assert set(failed) == {"own seed 0", "own seed 1"}
-    assert failed["own seed 0"].sentence == "its process ended with code 9: run the command again to go on"
+    assert (
+        failed["own seed 0"].sentence
+        == "its process ended with code 9, as often as it was tried: run the command again to go on"
+    )
     assert failed["own seed 1"].sentence.startswith(NOT_FINITE)
     assert "NotFinite" in failed["own seed 1"].trace
     assert "own seed 0: failed" in shown
     assert "own seed 1: not finite" in shown
+    assert "own seed 2: finished" in shown
+    assert (tmp_path / "died").exists()
     assert all(f"{suite.run_name(config)}: finished after" in shown for config in SETTINGS.pair(2))
     shutil.rmtree(tmp_path / "out" / "own")
     assert measured(tmp_path / "out") == measured(finished)
@@ -192,11 +204,11 @@ def test_steps_are_told_now_and_then():
         def __init__(self):
             self.sent = []
 
-        def send(self, message):
+        def send(self, *message):
             self.sent.append(message)
 
     parent = Parent()
-    forwarded = suite._Forwarded(parent)
+    forwarded = work.Forwarded(parent.send)
     forwarded.start("run", 2, 1000, 0)
     for step in range(1000):
         forwarded.step(step)
@@ -206,3 +218,13 @@ def test_steps_are_told_now_and_then():
     assert 1 <= len(parent.sent) - 3 < 10
     for what, values in parent.sent:
         getattr(Silent(), what)(*values)
+
+
+def test_a_process_that_is_killed_in_the_middle_of_a_message_is_lost():
+    worker = object.__new__(processes._Worker)
+    worker.messages, theirs = multiprocessing.Pipe()
+    worker.process = multiprocessing.get_context("spawn").Process()
+    worker.process.join, worker.process._popen = lambda: None, types.SimpleNamespace(poll=lambda: -9)
+    os.write(theirs.fileno(), struct.pack("!i", 1000) + b"the first bytes of a thousand")
+    theirs.close()
+    assert worker.receive() == ("lost", "its process ended with code -9")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 
@@ -18,12 +19,12 @@ from mixnorm.cli.common import (
     Device,
     Json,
     choice,
-    choose_device,
     mistakes,
     print_json,
     show_trace,
     typer,
 )
+from mixnorm.cli.engines import Engine, for_many, for_one
 from mixnorm.cli.results import inspect_run
 from mixnorm.data import NAMES, cifar
 from mixnorm.experiments import catalog, suite
@@ -32,7 +33,7 @@ from mixnorm.experiments.config import OPTIMIZERS, PRECISIONS, RunConfig
 from mixnorm.experiments.progress import Display, Download
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.settings import Settings, defaults
-from mixnorm.experiments.suite import Failure, Files
+from mixnorm.experiments.work import Failure, Files, recorded, run_name
 
 Data = Annotated[
     str,
@@ -73,6 +74,10 @@ Features = Annotated[
     typer.Option("--features", help="For generators: the folder of a classifier's run, the file of the Inception, or fid."),
 ]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
+EngineName = Annotated[str, typer.Option("--engine", help="local, or ray: over the machines of a cluster.")]
+Address = Annotated[
+    str | None, typer.Option("--address", help="Of the Ray cluster, such as auto; this machine alone, unless given.")
+]
 
 
 def compare(
@@ -103,6 +108,8 @@ def compare(
     norm_momentum: NormMomentum = None,
     features: Features = None,
     jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
     device: Device = "auto",
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder; one below runs/ for these settings, unless given.")
@@ -124,49 +131,47 @@ def compare(
     """
     with mistakes():
         choice("--task", task, ("classify", "gan"))
-        where = choose_device(device)
         if task == "gan":
             _refuse(
                 "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
                 weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
             )  # fmt: skip
-    if task == "gan":
-        _compare_generators(
-            data or "grid", seeds, epochs, components, em_iters, recalibrate, precision, features, jobs, where, out, as_json
-        )
-    with mistakes():
-        settings, folder = _settings(
-            data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-            recalibrate, precision, validation, norm_momentum, where,
-        )  # fmt: skip
-        configs = settings.pair(seeds)
-        name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
-        root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
-    title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
-    _run(configs, root, where, Files(folder), jobs, as_json=as_json, title=title, inside=True)
+            if generators.is_plane(data or "grid"):
+                generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
+                raise typer.Exit(0)
+        with for_many(engine, address, device, jobs) as where:
+            if task == "gan":
+                _refuse("DCGAN", components=components, em_iters=em_iters)
+                code = _compare_generators(str(data), seeds, epochs, recalibrate, precision, features, where, out, as_json)
+            else:
+                settings, folder = _settings(
+                    data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
+                    weight_decay, recalibrate, precision, validation, norm_momentum, where.device,
+                )  # fmt: skip
+                configs = settings.pair(seeds)
+                name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
+                root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
+                title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
+                code = _run(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
+    raise typer.Exit(code)
 
 
 def _compare_generators(
-    data: str, seeds: int, epochs: int | None, components: int | None, em_iters: int | None, recalibrate: int,
-    precision: str, features: str | None, jobs: int, device: torch.device, out: Path | None, as_json: bool,
-) -> NoReturn:  # fmt: skip
-    """Points in the plane, or the paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
-    if generators.is_plane(data):
-        generators.compare_points(data, seeds, epochs, components, em_iters, out, as_json=as_json)
-        raise typer.Exit(0)
-    with mistakes():
-        folder = Path(data) if Path(data).is_dir() else None
-        if data != "cifar10" and folder is None:
-            raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
-        _refuse("DCGAN", components=components, em_iters=em_iters)
-        configs = [
-            _shortened(config, config.seed, epochs, recalibrate, precision, 0.0, None, device)
-            for config in generators.pair(seeds)
-        ]
-        configs, network = generators.with_features(configs, features)
-        root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
+    data: str, seeds: int, epochs: int | None, recalibrate: int, precision: str, features: str | None, engine: Engine,
+    out: Path | None, as_json: bool,
+) -> int:  # fmt: skip
+    """The paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
+    folder = Path(data) if Path(data).is_dir() else None
+    if data != "cifar10" and folder is None:
+        raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
+    configs = [
+        _shortened(config, config.seed, epochs, recalibrate, precision, 0.0, None, engine.device)
+        for config in generators.pair(seeds)
+    ]
+    configs, network = generators.with_features(configs, features)
+    root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
     title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
-    _run(configs, root, device, Files(folder, network), jobs, as_json=as_json, title=title)
+    return _run(configs, root, engine, Files(folder, network), as_json=as_json, title=title)
 
 
 def train(
@@ -199,25 +204,27 @@ def train(
     Example: mixnorm train --data digits --layers conv2 --epochs 10
 
     Example: mixnorm train cifar-cnn/cifar10/mn-2 --data cifar-folder
+
+    On several GPUs, as one process would with the same batch: torchrun --nproc-per-node 2 -m mixnorm train ...
     """
-    with mistakes():
-        where = choose_device(device)
+    with mistakes(), for_one(device) as where:
         if name is not None:
             found = catalog.get(name).config
             _refuse(
                 name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
                 option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
-            config = _shortened(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where)
+            config = _shortened(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             settings, folder = _settings(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                recalibrate, precision, validation, norm_momentum, where,
+                recalibrate, precision, validation, norm_momentum, where.device,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
-    _run([config], out, where, Files(folder), 1, as_json=as_json, report=False)
+        code = _run([config], out, where, Files(folder), as_json=as_json, report=False)
+    raise typer.Exit(code)
 
 
 def reproduce(
@@ -233,6 +240,8 @@ def reproduce(
     ] = None,
     features: Features = None,
     jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
     list_all: Annotated[bool, typer.Option("--list", help="Name all experiments, with the paper's figures.")] = False,
@@ -244,6 +253,8 @@ def reproduce(
     Example: mixnorm reproduce cifar-cnn/cifar10/bn-2 cifar-cnn/cifar10/mn-2 --seeds 3
 
     Example: mixnorm reproduce 'cifar-cnn/cifar100/*' --jobs 4
+
+    Example: mixnorm reproduce '*' --engine ray --address auto --out /shared/runs
     """
     if list_all:
         _list(as_json)
@@ -251,16 +262,17 @@ def reproduce(
     with mistakes():
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
-        where = choose_device(device)
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
-        configs = [
-            _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, norm_momentum, where)
-            for seed in range(seeds)
-            for experiment in found.values()
-        ]
-        configs, network = generators.with_features(configs, features)
-    files = Files(data, network)
-    _run(configs, out, where, files, jobs, as_json=as_json, title="The paper's experiments, measured again")
+        with for_many(engine, address, device, jobs) as where:
+            configs = [
+                _shortened(experiment.config, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
+                for seed in range(seeds)
+                for experiment in found.values()
+            ]
+            configs, network = generators.with_features(configs, features)
+            title = "The paper's experiments, measured again"
+            code = _run(configs, out, where, Files(data, network), as_json=as_json, title=title)
+    raise typer.Exit(code)
 
 
 def _settings(
@@ -346,35 +358,53 @@ def _shortened(
 def _run(
     configs: Sequence[RunConfig],
     root: Path,
-    device: torch.device,
+    engine: Engine,
     files: Files,
-    jobs: int,
     *,
     as_json: bool,
     title: str | None = None,
     report: bool = True,
     inside: bool = False,
-) -> NoReturn:
-    """Trains, shows what came out, and writes the report; after Ctrl-C of what there is."""
+) -> int:
+    """Trains, shows what came out, and writes the report, after Ctrl-C of what there is; returns the exit code."""
+    if not engine.team.is_first:
+        return _follow(configs, root, engine, files)
     code = 0
     failed: dict[str, Failure] = {}
-    with mistakes():
+    checked = False
+    try:
         with Download() as download:
-            suite.check(configs, root, files, download.show)
-        try:
-            with Display([suite.run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
-                failed = suite.run_all(configs, root, device=device, display=display, files=files, jobs=jobs)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-            typer.echo("\nInterrupted: the same command goes on from here.", err=True)
-        _tell(failed)
-        found = [record for record in (suite.recorded(config, root) for config in configs) if record]
-        if any(record.epochs for record in found):
-            if inside:
-                _look_inside(found, device, files.data)
-            page = reports.write(root, found, title=title) if report else None
-            _show(found, page, root, as_json)
-    raise typer.Exit(code or (2 if failed else 0))
+            suite.check(configs, root, files, download.show, engine.team)
+        checked = True
+    finally:
+        engine.team.from_first(checked)
+    try:
+        with Display([run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
+            failed = suite.run_all(
+                configs, root, device=engine.device, display=display, files=files, jobs=engine.jobs,
+                cluster=engine.cluster, team=engine.team,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        typer.echo("\nInterrupted: the same command goes on from here.", err=True)
+    _tell(failed)
+    found = [record for record in (recorded(config, root) for config in configs) if record]
+    if any(record.epochs for record in found):
+        if inside:
+            _look_inside(found, engine.here, files.data)
+        page = reports.write(root, found, title=title) if report else None
+        _show(found, page, root, as_json)
+    return code or (2 if failed else 0)
+
+
+def _follow(configs: Sequence[RunConfig], root: Path, engine: Engine, files: Files) -> int:
+    """What the other processes of torchrun do, which show nothing but what goes wrong."""
+    if not engine.team.from_first():
+        return 2
+    with Path(os.devnull).open("w") as nowhere, Display(file=nowhere) as display:
+        failed = suite.run_all(configs, root, device=engine.device, display=display, files=files, team=engine.team)
+    _tell({f"process {engine.team.rank}, {name}": failure for name, failure in failed.items()})
+    return 2 if failed else 0
 
 
 def _look_inside(found: Sequence[Record], device: torch.device, data_folder: Path | None) -> None:

@@ -31,6 +31,8 @@ class Resident:
         augment: crop and flip training images; ``None`` asks the data set.
         pad: how many pixels a crop can be off.
         signed: pixels between −1 and 1, as generators make them, in place of standardized ones.
+        share: (rank, ranks): of each batch, and of the test images, only this part, of as many as there are ranks. Put
+            together in the order of their ranks, the parts of a batch are the batch.
 
     Example:
         >>> data = Resident(load("digits"), 64, device="cpu")
@@ -49,11 +51,14 @@ class Resident:
         augment: bool | None = None,
         pad: int = 4,
         signed: bool = False,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         count = len(dataset.train)
         if not 1 <= batch_size <= count:
             raise ValueError(f"batch_size={batch_size} makes no batch of {count:,} training images: use 1 to {count:,}")
-        self.device = torch.device(device)
+        if batch_size % share[1]:
+            raise ValueError(f"batch_size={batch_size} makes no {share[1]} equal shares: use a multiple of {share[1]}")
+        self.device, self.share = torch.device(device), share
         self.batch_size, self.dtype, self.pad = batch_size, dtype, pad
         self.augment = dataset.augment if augment is None else augment
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
@@ -68,7 +73,9 @@ class Resident:
         self._means = means.float().to(self.device)
         self._scales = deviations.clamp_min(1e-3).reciprocal().float().to(self.device)  # a channel may be constant
         self._images, self._labels = (t.contiguous().to(self.device) for t in (dataset.train.images, dataset.train.labels))
-        self._test_images, self._test_labels = (t.to(self.device) for t in (dataset.test.images, dataset.test.labels))
+        self._test_images, self._test_labels = (
+            t.tensor_split(share[1])[share[0]].to(self.device) for t in (dataset.test.images, dataset.test.labels)
+        )
         self._rows, self._columns = (torch.arange(size, device=self.device) for size in self.shape[1:])
         self._plan = self._draw(0, 0, TRAINING).to(self.device)
         self._drawing = ThreadPoolExecutor(1) if self.device.type == "cuda" else None
@@ -116,7 +123,10 @@ class Resident:
             yield self._make(plan, steps[step])[0]
 
     def _draw(self, seed: int, epoch: int, purpose: int) -> Tensor:
-        """A plan (steps, 4, B) in int32: each image's index, the top and left of its crop, and whether it is flipped."""
+        """A plan (steps, 4, B) in int32: each image's index, the top and left of its crop, and whether it is flipped.
+
+        That of all ranks is drawn, and of its batches this rank's share returned.
+        """
         mixed = np.random.SeedSequence((seed, epoch, purpose)).generate_state(1)
         generator = torch.Generator().manual_seed(int(mixed[0]))
         count = self.steps_per_epoch * self.batch_size
@@ -127,7 +137,8 @@ class Resident:
         if self.augment:
             plan[1:3].random_(0, 2 * self.pad + 1, generator=generator)
             plan[3].random_(0, 2, generator=generator)
-        return plan.view(4, self.steps_per_epoch, self.batch_size).transpose(0, 1).contiguous()
+        rank, ranks = self.share
+        return plan.view(4, self.steps_per_epoch, ranks, -1)[:, :, rank].transpose(0, 1).contiguous()
 
     def _make(self, plan: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         if self.use_kernel:

@@ -19,15 +19,18 @@ from mixnorm.data import DataSet, Resident
 from mixnorm.data.download import Progress
 from mixnorm.experiments.config import Mixture, RunConfig
 from mixnorm.experiments.source import Loaders, Source
+from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.watch import NotFinite
 
 
-def prepare(config: RunConfig, device: torch.device, folder: Path | None = None) -> tuple[nn.Module, Source]:
+def prepare(
+    config: RunConfig, device: torch.device, folder: Path | None = None, team: Team = ALONE
+) -> tuple[nn.Module, Source]:
     """The model with the weights that the seed gives, batch norm's and mixture norm's alike, and the source of its batches.
 
-    ``folder`` has the files of the data set; the cache, unless given.
+    ``folder`` has the files of the data set; the cache, unless given. The batches are this rank's share of the team's.
     """
-    source = make_source(config, device, folder)
+    source = make_source(config, device, folder, team)
     torch.manual_seed(config.seed)
     if isinstance(source, Resident):
         return make_model(config, source.num_classes, source.shape), source
@@ -50,7 +53,24 @@ def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Pr
             checked.append((config.model, config.data, config.mixture))
 
 
-def make_source(config: RunConfig, device: torch.device, folder: Path | None = None) -> Source:
+def check_shared(config: RunConfig, team: Team) -> None:
+    """Raises where several processes cannot train a run together."""
+    if team.size == 1:
+        return
+    if config.gan is not None:
+        raise ValueError(f"{config.name} trains a generator, which runs in one process: leave torchrun out")
+    if is_own(config.data):
+        raise ValueError(
+            f"{config.data} is read in one process: leave torchrun out, or use a data set that mixnorm reads itself"
+        )
+    if config.batch_size % team.size:
+        raise ValueError(
+            f"a batch of {config.batch_size} images cannot be shared evenly by {team.size} processes: use a --batch-size or "
+            "an --nproc-per-node that fits"
+        )
+
+
+def make_source(config: RunConfig, device: torch.device, folder: Path | None = None, team: Team = ALONE) -> Source:
     if is_own(config.data):
         loaders = _called(config.data)
         if not isinstance(loaders, (tuple, list)) or len(loaders) != 2:
@@ -60,7 +80,8 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
     if config.validation:
         dataset = data.validation_split(dataset, config.validation)
     return Resident(
-        dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment
+        dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment,
+        share=(team.rank, team.size),
     )  # fmt: skip
 
 

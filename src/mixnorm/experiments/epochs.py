@@ -11,15 +11,18 @@ from mixnorm import recalibrate
 from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.source import Source
 from mixnorm.experiments.step import TrainingStep, autocast, evaluate
+from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.training import Training, load_statistics
 
 GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
 
 
 class ClassifierTraining(Training):
-    def __init__(self, config: RunConfig, model: nn.Module, source: Source, device: torch.device) -> None:
-        super().__init__(config, {"model": model}, "model", source, device)
-        self.step = TrainingStep(model, self.optimizers["model"], source, device=device, bf16=self.bf16)
+    def __init__(
+        self, config: RunConfig, model: nn.Module, source: Source, device: torch.device, team: Team = ALONE
+    ) -> None:
+        super().__init__(config, {"model": model}, "model", source, device, team)
+        self.step = TrainingStep(model, self.optimizers["model"], source, device=device, bf16=self.bf16, team=team)
 
     def figures(self, means: tuple[float, float]) -> dict[str, Any]:
         test, fresh = self._evaluate()
@@ -36,10 +39,11 @@ class ClassifierTraining(Training):
         """The test images' loss and error, with the running statistics, and if asked for with fresh ones."""
         model, batch = self.evaluated, GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
         load_statistics(model, self.watched)
-        test = evaluate(model, self.source.test_batches(batch), device=self.device, bf16=self.bf16)
+        where: dict[str, Any] = {"device": self.device, "bf16": self.bf16, "team": self.team}
+        test = evaluate(model, self.source.test_batches(batch), **where)
         if not self.config.recalibrate:
             return test.tolist(), [None, None]
         with autocast(self.device, self.bf16):
             recalibrate(model, self.source.train_batches(self.config.recalibrate, seed=self.config.seed + self.epoch))
-        fresh = evaluate(model, self.source.test_batches(batch), device=self.device, bf16=self.bf16)
+        fresh = evaluate(model, self.source.test_batches(batch), **where)
         return test.tolist(), fresh.tolist()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 NAME = "lock"
+_held: set[IO[str]] = set()
 
 
 @contextmanager
@@ -31,7 +33,36 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)
+
+
+def wait_until_free(folder: Path, seconds: float) -> None:
+    """Waits until no process holds the folder, but no longer: it takes a while where the machine of the process was lost."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with (folder / NAME).open("a+") as file:
+                _lock(file)
+            return
+        except FileNotFoundError:
+            return
+        except BlockingIOError:
+            time.sleep(0.5)
+
+
+def _let_go() -> None:
+    """In a process that a loader forked: it would hold the folder beyond the end of the one that trains."""
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def _lock(file: IO[str]) -> None:

@@ -20,7 +20,7 @@ CHANNELS = 8  # a snapshot
 
 def components_in_use(model: nn.Module) -> dict[str, float]:
     """How many components the last batch used, for each mixture norm; the mean where a layer has several mixtures."""
-    counts = {name: norm.effective_components() for name, norm in _mixture_norms(model).items()}
+    counts = {name: norm.effective_components() for name, norm in mixture_norms(model).items()}
     return {name: c if isinstance(c, int) else c.double().mean().item() for name, c in counts.items()}
 
 
@@ -35,7 +35,7 @@ def snapshot(model: nn.Module) -> dict[str, dict[str, list[Any]]] | None:
     Mixtures of single images are left out: there are as many as images, and none belongs to the layer.
     """
     found: dict[str, dict[str, list[Any]]] = {}
-    for name, norm in _mixture_norms(model).items():
+    for name, norm in mixture_norms(model).items():
         mixture = norm.mixture
         if mixture is None or norm.population not in WITH_HISTORY:
             continue
@@ -61,7 +61,7 @@ def spread(total: int, count: int) -> list[int]:
     return [(2 * part + 1) * total // (2 * count) for part in range(count)]
 
 
-def _mixture_norms(model: nn.Module) -> dict[str, MixtureNorm1d | MixtureNorm2d | MixtureNorm3d]:
+def mixture_norms(model: nn.Module) -> dict[str, MixtureNorm1d | MixtureNorm2d | MixtureNorm3d]:
     return {name: m for name, m in model.named_modules() if isinstance(m, (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d))}
 
 

@@ -99,9 +99,10 @@ class Loaders:
         return images, labels
 
 
-def seed_everything(seed: int, epoch: int) -> None:
-    """Other numbers for each pair of seed and epoch, in every generator that a model or a loader may draw from."""
-    number = int(np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0]) >> 1
+def seed_everything(seed: int, epoch: int, rank: int = 0) -> None:
+    """Other numbers for each seed, epoch and rank, in every generator that a model or a loader may draw from."""
+    sources = (seed, epoch, rank) if rank else (seed, epoch)  # the first rank has the numbers of a process that is alone
+    number = int(np.random.SeedSequence(sources).generate_state(1, np.uint64)[0]) >> 1
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number % 2**32)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnorm.experiments.source import Loaders, Source
+from mixnorm.experiments.team import ALONE, Team
 
 WARMUP_STEPS = 3  # before a capture: compilation, handles and workspaces come into being
 SETTLED = WARMUP_STEPS + 1  # steps until all of that is over, the capture included
@@ -24,7 +25,8 @@ AHEAD = 2  # marks that may be outstanding: a GPU always has work, and the host 
 class Step(ABC):
     """What an epoch repeats, in a subclass's ``update``. Nothing is read back to the host.
 
-    On a GPU, with data that is there, everything is captured in one CUDA graph. The steps before the capture are steps of
+    On a GPU, with data that is there, everything is captured in one CUDA graph; but what several processes train together is
+    not, because mixture norms ask the other ranks how many points they have. The steps before the capture are steps of
     the training as well, and a capture computes nothing, so that there is nothing to undo.
 
     Attributes:
@@ -33,8 +35,9 @@ class Step(ABC):
         seconds: what the last epoch took. The first steps, which compile, count as much as the others.
     """
 
-    def __init__(self, source: Source, steps: int, *, device: torch.device, bf16: bool) -> None:
+    def __init__(self, source: Source, steps: int, *, device: torch.device, bf16: bool, team: Team = ALONE) -> None:
         self.source = source
+        self.team = team
         self.steps = steps
         self.device = device
         self.autocast = autocast(device, bf16)
@@ -42,7 +45,7 @@ class Step(ABC):
         self.number = torch.zeros((), dtype=torch.long, device=device)
         self.seconds = 0.0
         self._calls = 0
-        self._captures = device.type == "cuda" and not isinstance(source, Loaders)
+        self._captures = device.type == "cuda" and not isinstance(source, Loaders) and team.size == 1
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device) if self._captures else None
 
@@ -111,9 +114,16 @@ class TrainingStep(Step):
     """A classifier's: a batch, forward and backward pass, and the optimizer's step. Its figures: the loss and the error."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, source: Source, *, device: torch.device, bf16: bool
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        source: Source,
+        *,
+        device: torch.device,
+        bf16: bool,
+        team: Team = ALONE,
     ) -> None:
-        super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16)
+        super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16, team=team)
         self.model = model
         self.optimizer = optimizer
 
@@ -124,10 +134,13 @@ class TrainingStep(Step):
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
         loss.backward()
+        figures = loss.detach(), (logits.argmax(1) != labels).float().mean()
+        gradients = (parameter.grad for parameter in self.model.parameters())
+        self.team.average([*figures, *(gradient for gradient in gradients if gradient is not None)])
         self.optimizer.step()
         # At the end, not at the start: a capture then begins, and ends, without gradients.
         self.optimizer.zero_grad(set_to_none=True)
-        self.note(loss.detach(), (logits.argmax(1) != labels).float().mean())
+        self.note(*figures)
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
@@ -135,8 +148,15 @@ def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, device: torch.device, bf16: bool) -> Tensor:
-    """The mean loss and the share of errors over all images, (2,), on the device."""
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device,
+    bf16: bool,
+    team: Team = ALONE,
+) -> Tensor:
+    """The mean loss and the share of errors over all images, those of all ranks, (2,), on the device."""
     total = torch.zeros(2, device=device)
     count = 0
     for images, labels in batches:
@@ -146,6 +166,8 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], *, devi
         wrong = (logits.argmax(1) != labels).sum()
         total += torch.stack((F.cross_entropy(logits, labels, reduction="sum"), wrong.float()))
         count += len(labels)
+    if team.size > 1:
+        total, count = team.add(total), int(team.add(torch.tensor(count, device=device)))
     if count == 0:
         raise ValueError("the test data has no images: pass at least one batch of them")
     return total / count

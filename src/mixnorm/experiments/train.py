@@ -22,6 +22,7 @@ from mixnorm.experiments.lock import locked
 from mixnorm.experiments.progress import Progress, Silent
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.source import Source
+from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.training import Training
 from mixnorm.experiments.watch import NotFinite
 
@@ -38,6 +39,7 @@ def train(
     progress: Progress | None = None,
     resume: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    team: Team = ALONE,
 ) -> Record:
     """Trains ``model`` in place as ``config`` says, and leaves a record, checkpoints and TensorBoard events in ``folder``.
 
@@ -51,6 +53,8 @@ def train(
         resume: False refuses a folder that holds a run.
         checkpoint_seconds: an epoch is followed by a checkpoint if the last one is this old. A kill costs no more than
             that and an epoch, Ctrl-C the epoch alone.
+        team: the processes that train it together, which all call this with a ``source`` that gives each its share of the
+            batches. The first alone reads and writes the folder; weights are those that it has.
 
     Raises:
         NotFinite: the loss is not a finite number; says in which layer and at which step that began.
@@ -59,8 +63,9 @@ def train(
     """
     device = torch.device(device)
     return run(
-        config, folder, lambda: ClassifierTraining(config, model, source, device), steps_per_epoch=source.steps_per_epoch,
-        device=device, progress=progress, resume=resume, checkpoint_seconds=checkpoint_seconds,
+        config, folder, lambda: ClassifierTraining(config, model, source, device, team),
+        steps_per_epoch=source.steps_per_epoch, device=device, progress=progress, resume=resume,
+        checkpoint_seconds=checkpoint_seconds, team=team,
     )  # fmt: skip
 
 
@@ -74,15 +79,20 @@ def run(
     progress: Progress | None = None,
     resume: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    team: Team = ALONE,
 ) -> Record:
     """:func:`train` for any kind of training, which ``begin`` makes if there is something left to train."""
     folder = Path(folder)
     progress = Silent() if progress is None else progress
-    with locked(folder):
+    if not team.is_first:
+        with team.explained():
+            return _follow(config, begin, device, team)
+    with locked(folder), team.explained():
         record = _existing(config, folder, resume)
         reason = "failed"
         try:
             if record is not None and record.finished:
+                team.from_first({"epochs": record.epochs, "state": None})
                 progress.start(config.name, config.epochs, steps_per_epoch, done=config.epochs)
                 progress.epoch(record.epochs[-1])
             else:
@@ -117,6 +127,19 @@ def _existing(config: RunConfig, folder: Path, resume: bool) -> Record | None:
     return record
 
 
+def _follow(config: RunConfig, begin: Callable[[], Training], device: torch.device, team: Team) -> Record:
+    """What all ranks but the first do: the same training, without a folder. The record is in no file."""
+    told = team.from_first()
+    record = Record(config, records.environment(device), told["epochs"])
+    if told["state"] is not None:
+        with _on(device), stopped_by_sigterm():
+            training = begin()
+            training.restore(told["state"])
+            while training.epoch < config.epochs:
+                record.epochs.append(training.run_epoch(Silent()))
+    return record
+
+
 def _run(training: Training, folder: Path, record: Record | None, progress: Progress, checkpoint_seconds: float) -> None:
     config = training.config
 
@@ -132,13 +155,16 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
     else:
         _restore(training, state, folder)
         saved_epoch, saved_at = training.epoch, time.monotonic()
+    if training.team.size > 1:
+        earlier = [] if record is None else [row for row in record.epochs if row["epoch"] <= training.epoch]
+        training.team.from_first({"epochs": earlier, "state": training.state()})
     progress.start(config.name, config.epochs, training.step.steps, done=training.epoch)
     with ExitStack() as stack:
         writer = stack.enter_context(records.Writer(folder / records.NAME))
         if record is None:
-            writer.run(config, records.environment(training.device))
+            writer.run(config, _environment(training))
         else:
-            writer.resume(training.epoch, records.environment(training.device))
+            writer.resume(training.epoch, _environment(training))
         try:
             events = stack.enter_context(Events(folder, training.epoch))
             while training.epoch < config.epochs:
@@ -151,13 +177,19 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
         except NotFinite as error:
             writer.end("not finite", training.seconds, str(error))
             raise
-        except (KeyboardInterrupt, SystemExit):
-            if training.latest is not None and training.latest["epoch"] > saved_epoch:
-                save(training.latest)
-            writer.end("interrupted", training.seconds)
+        except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
+            if training.team.size > 1 or not isinstance(error, RuntimeError):  # that one is of a rank that is no more
+                if training.latest is not None and training.latest["epoch"] > saved_epoch:
+                    save(training.latest)
+                writer.end("interrupted", training.seconds)
             raise
         writer.end("finished", training.seconds)
     checkpoint.forget_previous(folder)
+
+
+def _environment(training: Training) -> dict[str, Any]:
+    team = training.team
+    return records.environment(training.device) | ({"processes": team.size} if team.size > 1 else {})
 
 
 def _checkpoint_for(config: RunConfig, folder: Path) -> dict[str, Any] | None:

@@ -16,8 +16,10 @@ from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.mixtures import components_in_use, snapshot, snapshot_epochs
 from mixnorm.experiments.progress import Progress
 from mixnorm.experiments.schedule import build_optimizer, set_rate
+from mixnorm.experiments.shared_norm import share_norms
 from mixnorm.experiments.source import Source, seed_everything
 from mixnorm.experiments.step import Step
+from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.watch import IMAGES, NotFinite, find_origin
 
 
@@ -29,6 +31,7 @@ class Training(ABC):
     Args:
         networks: by their names in a checkpoint, in training mode. They are moved to the device.
         watched: the network whose mixture norms the rows tell of.
+        team: of the processes that train together. All of them go through the same calls, and return the same rows.
 
     Attributes:
         optimizers: for each network, by its name.
@@ -40,9 +43,16 @@ class Training(ABC):
     step: Step
 
     def __init__(
-        self, config: RunConfig, networks: Mapping[str, nn.Module], watched: str, source: Source, device: torch.device
+        self,
+        config: RunConfig,
+        networks: Mapping[str, nn.Module],
+        watched: str,
+        source: Source,
+        device: torch.device,
+        team: Team = ALONE,
     ) -> None:
         self.config = config
+        self.team = team
         self.source = source
         self.device = device
         self.bf16 = config.precision == "bf16"
@@ -50,6 +60,8 @@ class Training(ABC):
         self.networks = networks
         for network in networks.values():
             network.to(device=device, memory_format=memory_format).train()  # type: ignore[call-overload]
+            if team.size > 1:
+                share_norms(network)
         self.optimizers = {
             name: build_optimizer(network.parameters(), config.optimizer, device) for name, network in networks.items()
         }
@@ -124,7 +136,7 @@ class Training(ABC):
         rate = config.schedule.rate(config.optimizer.lr, self.epoch, config.epochs)
         for optimizer in self.optimizers.values():
             set_rate(optimizer, rate)
-        seed_everything(config.seed, self.epoch)
+        seed_everything(config.seed, self.epoch, self.team.rank)
         self.source.start_epoch(config.seed, self.epoch)
         self.step.start_epoch()
         return rate
@@ -136,7 +148,7 @@ class Training(ABC):
         self._start_epoch()
         one = len(self.networks) == 1
         networks = {"" if one else name: (network, self.optimizers[name]) for name, network in self.networks.items()}
-        origin = find_origin(networks, self.step.update, number + 1)
+        origin = find_origin(networks, self.step.update, number + 1, self.team)
         what = f"the loss of step {number + 1} of epoch {before['epoch'] + 1} is not finite"
         if origin is None:
             where = "but a second pass over the epoch stayed finite, so that no layer can be named"

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixnorm.experiments.team import ALONE, Team
+
 IMAGES = "the images"
 
 
@@ -17,7 +19,10 @@ class NotFinite(RuntimeError):  # noqa: N818
 
 
 def find_origin(
-    networks: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]], update: Callable[[], None], steps: int
+    networks: Mapping[str, tuple[nn.Module, torch.optim.Optimizer]],
+    update: Callable[[], None],
+    steps: int,
+    team: Team = ALONE,
 ) -> tuple[int, str] | None:
     """Runs ``update`` up to ``steps`` times; the step, from 0, and the place where the first number is not finite.
 
@@ -33,9 +38,9 @@ def find_origin(
         for step in range(steps):
             found.clear()
             update()
-            finite = torch.stack([flag for _, flag in found]).tolist()  # one transfer a step
-            for (place, _), is_finite in zip(found, finite, strict=True):
-                if not is_finite:
+            infinite = team.add(torch.stack([~flag for _, flag in found]).int()).tolist()  # one transfer a step
+            for (place, _), ranks in zip(found, infinite, strict=True):
+                if ranks:
                     return step, place
     return None
 

@@ -1,0 +1,114 @@
+"""The processes that train one run together, as torchrun starts them: each has its share of every batch."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Team:
+    """
+    Args:
+        rank: this process, from 0. The first one alone writes into the folder of the run, and shows its progress.
+        size: how many there are.
+        device: where their messages are.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device | str = "cpu"
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Replaces a tensor by its sum over the ranks."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by its mean over the ranks, in one message."""
+        if self.size == 1:
+            return
+        message = self.add(torch.cat([tensor.flatten() for tensor in tensors])) / self.size
+        for tensor, mean in zip(tensors, message.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view(tensor.shape))
+
+    def from_first(self, value: Any = None) -> Any:
+        """What the first rank has, of tensors and plain containers, on every rank; those of others are on the CPU."""
+        if self.size == 1:
+            return value
+        buffer = io.BytesIO()
+        if self.is_first:
+            torch.save(value, buffer)
+        length = torch.tensor(buffer.tell(), device=self.device)
+        dist.broadcast(length, 0)
+        message = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        if self.is_first:
+            message.copy_(torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8))
+        dist.broadcast(message, 0)
+        if self.is_first:
+            return value
+        return torch.load(io.BytesIO(message.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Makes a sentence of what a message raises when the rank at its other end is no more."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.size == 1 or not (type(error) is RuntimeError or isinstance(error, dist.DistError)):
+                raise
+            raise OSError(
+                f"process {self.rank} of the {self.size} stopped ({' '.join(str(error).split())}): unless that says what to "
+                "mend, another one was lost, and the same command goes on from the last checkpoint"
+            ) from error
+
+
+ALONE = Team()
+
+
+def launched() -> bool:
+    """Whether torchrun started this process."""
+    return dist.is_available() and dist.is_torchelastic_launched()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The GPU that is this process's own among those of the machine; on a CPU the processes share it."""
+    if device.type != "cuda":
+        return device
+    number, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    if number >= count:
+        raise ValueError(f"there are more processes than GPUs here: start torchrun with --nproc-per-node {count}")
+    return torch.device("cuda", number)
+
+
+@contextmanager
+def joined(device: torch.device) -> Iterator[Team]:
+    """The team of those that torchrun started; ``ALONE`` in any other process."""
+    if not launched() or int(os.environ["WORLD_SIZE"]) == 1:
+        yield ALONE
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    from torch.distributed.rendezvous import rendezvous  # which a PyTorch without torch.distributed lacks
+
+    store, rank, size = next(rendezvous("env://"))
+    if os.environ["GROUP_WORLD_SIZE"] == "1":
+        # There torchrun may keep its store through restarts, and with it the addresses of processes that are no more. With
+        # several machines each restart has a store of its own, and their counts of restarts differ.
+        store = dist.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=size)
+    yield Team(rank, size, device)
+    dist.destroy_process_group()  # not after an error: the others may never come to it
