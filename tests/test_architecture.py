@@ -124,6 +124,8 @@ ORDER = [
     "cli.bench",
     "cli.results",
     "cli.generators",
+    "cli.options",
+    "cli.runs",
     "cli.experiments",
     "cli.__init__",
     "__main__",
