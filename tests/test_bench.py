@@ -315,6 +315,7 @@ class StandIn:
     replay = wait_stream = synchronize
 
 
+@pytest.mark.slow
 def test_the_way_of_the_gpu_with_a_stand_in_for_cuda(tmp_path, monkeypatch):
     """Without a GPU this is what can be known of that way: every case goes through it and ends in a row."""
     for name in ("Event", "Stream", "CUDAGraph", "graph", "stream", "current_stream", "default_stream"):

@@ -189,6 +189,7 @@ def test_ctrl_c_leaves_a_folder_that_the_same_command_finishes(users, tmp_path, 
     assert measured(tmp_path / "out") == measured(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_all_processes(users, tmp_path, no_pictures, ctrl_c):
     """Only the first says something, and all of them leave what they have."""
     arguments = own(users, "--epochs", 3000, "--seeds", 1, "--out", "out")

@@ -16,22 +16,29 @@ from mixnorm.ops import library, reference_fit
 SHAPE = (4, 4, 6, 5)
 CONFIGURATIONS = [
     {},
-    {"activation": "relu"},
-    {"affine_mode": "statistics"},
     {"affine_mode": "statistics", "activation": "gelu"},
     {"population": "channel"},
-    {"population": "instance"},
-    {"population": "layer"},
     {"population": "group", "num_groups": 2},
     {"inference": "mixture"},
+    {"momentum": None, "history": 2},
+    {"sample_fraction": 0.5, "max_samples": 30, "num_components": 2},
+]
+MORE_CONFIGURATIONS = [
+    {"activation": "relu"},
+    {"affine_mode": "statistics"},
+    {"population": "instance"},
+    {"population": "layer"},
     {"inference": "paper"},
     {"affine": False},
-    {"momentum": None, "history": 2},
     {"track_running_stats": False},
     {"num_components": 1},
-    {"sample_fraction": 0.5, "max_samples": 30, "num_components": 2},
     {"backend": "reference"},
 ]
+
+
+def with_slow(cases, slow):
+    """The cases of a test, and those that only ``make test-slow`` runs."""
+    return [*cases, *(pytest.param(case, marks=pytest.mark.slow) for case in slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +97,7 @@ def check(plain, other, forward, *, steps=3, dtype=torch.float32, tolerance=1e-5
         assert other.num_batches_tracked == steps
 
 
-@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("options", with_slow(CONFIGURATIONS, MORE_CONFIGURATIONS), ids=str)
 def test_as_without_a_compiler(options):
     plain, other = pair(**options)
     check(plain, other, compiled(other))
@@ -246,7 +253,7 @@ needs_the_interpreter = pytest.mark.skipif(
 
 
 @needs_the_interpreter
-@pytest.mark.parametrize("population", ["batch", "instance"])
+@pytest.mark.parametrize("population", with_slow(["batch"], ["instance"]))
 def test_the_kernels_in_a_compiled_layer(population):
     plain, other = pair(backend="triton", population=population)
     forward = compiled(other)

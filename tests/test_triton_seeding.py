@@ -58,6 +58,7 @@ def test_the_same_numbers_choose_the_same_seeds_and_these_follow_the_distributio
     assert p_value(found, expected) > LEAST_P
 
 
+@pytest.mark.slow
 def test_numbers_from_a_counter_follow_the_distribution(expected):
     found = clusters_of_the_kernel((12345, torch.tensor(7, device=DEVICE)))
     assert p_value(found, expected) > LEAST_P
