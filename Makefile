@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Python compiles what it imports; to compile all of PyTorch takes longer than to install it.
+INSTALL = $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test test-slow test-nightly lint bench clean
 
@@ -11,7 +13,7 @@ test: $(VENV)/installed lint
 	$(BIN)/pytest -n 2
 
 test-slow: $(VENV)/installed   # what takes minutes, launches of many processes among it, and packages that it needs beside
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,slow]"
+	$(INSTALL) --editable ".[dev,slow]"
 	$(BIN)/pytest -m slow
 
 test-nightly: $(VENV)/installed   # 12,000 random cases
@@ -29,7 +31,7 @@ bench: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
+	$(INSTALL) --editable ".[dev]"
 	$(BIN)/python -m mixnorm.ops.prepare   # compiles the loops for the CPU, once
 	touch $@
 
