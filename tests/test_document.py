@@ -136,3 +136,12 @@ def test_every_kept_run_is_finished():
     assert found
     assert all(one.finished and one.epochs[-1]["epoch"] == one.config.epochs for one in found)
     assert all(gzip.decompress(path.read_bytes()) for path in RESULTS.rglob(records.KEPT))
+
+
+def test_the_readme_says_what_the_document_says():
+    readme, found = (ROOT / "README.md").read_text(encoding="utf-8"), DOCUMENT.read_text(encoding="utf-8")
+    [paragraph] = [text for text in readme.split("\n\n") if text.startswith("What to expect")]
+    figures = re.findall(r"\d[\d.]* ± \d[\d.]*", " ".join(paragraph.split()))
+    row = next(line for line in found.splitlines() if line.startswith("| mn-8 "))  # of CIFAR-100, which alone has one
+    assert len(figures) == 2
+    assert all(figure in row for figure in figures)
