@@ -14,22 +14,33 @@ from mixnorm import models
 from mixnorm.cli.generators import with_features
 from mixnorm.data import Resident
 from mixnorm.experiments import catalog, features
-from mixnorm.experiments.config import Optimizer, RunConfig, Schedule
+from mixnorm.experiments.build import make_model
+from mixnorm.experiments.config import Mixture, Optimizer, RunConfig, Schedule
 from mixnorm.experiments.frechet import distance
 from mixnorm.experiments.train import train
 
 CPU = torch.device("cpu")
 
 
+def trained(folder, mixture=None):
+    """The folder of a run of the paper's CNN that saw one batch."""
+    settings = (Optimizer("adam", 0.001), Schedule("constant"))
+    config = RunConfig("cnn", "cifar-cnn", "cifar10", 1, 40, *settings, mixture=mixture)
+    torch.manual_seed(0)
+    model = make_model(config, 10, (3, 32, 32))
+    train(config, folder, model=model, source=Resident(dataset(), 40, device="cpu"), device="cpu")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory):
-    """The folder of a run of the paper's CNN that saw one batch."""
-    folder = tmp_path_factory.mktemp("classifier")
-    settings = (Optimizer("adam", 0.001), Schedule("constant"))
-    config = RunConfig("cnn", "cifar-cnn", "cifar10", 1, 40, *settings)
-    torch.manual_seed(0)
-    train(config, folder, model=models.build("cifar-cnn", 10), source=Resident(dataset(), 40, device="cpu"), device="cpu")
-    return folder
+    return trained(tmp_path_factory.mktemp("classifier"))
+
+
+def test_a_classifier_may_have_mixture_norms(tmp_path):
+    folder = trained(tmp_path, Mixture(("conv4",), {"num_components": 2, "backend": "reference"}))
+    found = features.load("cifar-features", folder, dataset(), CPU)
+    assert found.network(images(5)).shape == (5, 256)
 
 
 def test_features_are_the_inputs_of_the_last_layer(classifier):

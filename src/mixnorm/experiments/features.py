@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixnorm import convert
 from mixnorm.data.dataset import DataSet, channel_statistics, validation_split
 from mixnorm.data.download import cache_folder
 from mixnorm.experiments import build, checkpoint, records
@@ -92,8 +91,6 @@ def of_classifier(folder: Path, dataset: DataSet, device: torch.device) -> Featu
     if state is None:
         raise ValueError(f"the classifier in {folder} is not trained to its end, or its checkpoint is gone: {TRAIN_ONE}")
     model = build.make_model(config, dataset.num_classes, tuple(dataset.train.images.shape[1:]))
-    if config.mixture is not None:
-        convert(model, build.norms(config.model, config.mixture), **config.mixture.options)
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
