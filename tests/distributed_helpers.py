@@ -295,7 +295,13 @@ def work(rank, world, folder, backend, names, device):
 
 def launch(folder, world=4, backend="gloo", names=(*CASES, *PARTS), device="cpu"):
     """What every rank found; an error if one fails or waits for too long."""
-    context = mp.spawn(work, (world, str(folder), backend, names, device), nprocs=world, join=False)
+    start_ranks(work, (world, str(folder), backend, names, device), world)
+    return read(folder, world)
+
+
+def start_ranks(work, arguments, world):
+    """Runs ``work(rank, *arguments)`` in as many processes, which are killed if one fails or waits for too long."""
+    context = mp.spawn(work, arguments, nprocs=world, join=False)
     deadline = time.monotonic() + 2 * LIMIT
     try:
         while not context.join(timeout=1):
@@ -305,7 +311,6 @@ def launch(folder, world=4, backend="gloo", names=(*CASES, *PARTS), device="cpu"
         for process in context.processes:
             if process.is_alive():
                 process.kill()
-    return read(folder, world)
 
 
 def read(folder, world=4):

@@ -2,13 +2,12 @@
 
 import dataclasses
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from distributed_helpers import LIMIT, start_ranks
 from run_helpers import DIGITS, MIXTURE, Interrupt, build, config, weights
 
 from mixnorm.data import Images, Resident
@@ -18,7 +17,6 @@ from mixnorm.experiments.train import train
 from mixnorm.experiments.watch import NotFinite
 
 RANKS = 2
-LIMIT = 60  # seconds that a rank waits for another, and a multiple of what all take
 # Test images that two ranks cannot share evenly.
 DATA = dataclasses.replace(DIGITS, test=Images(DIGITS.test.images[:257], DIGITS.test.labels[:257]))
 BOTH_WARM = Mixture(("1", "5"), {"seeding": "warm", "num_components": 2, "backend": "reference"})
@@ -84,14 +82,5 @@ def work(rank, folder):
 
 def launch(folder):
     """What each rank found; an error if one fails or waits for too long."""
-    context = mp.spawn(work, (str(folder),), nprocs=RANKS, join=False)
-    deadline = time.monotonic() + 2 * LIMIT
-    try:
-        while not context.join(timeout=1):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the ranks are not done after {2 * LIMIT} seconds")
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
+    start_ranks(work, (str(folder),), RANKS)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
