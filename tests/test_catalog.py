@@ -13,7 +13,7 @@ from mixnorm.experiments.forms import FORMS
 from mixnorm.experiments.gan import make_networks
 
 EXPERIMENTS = catalog.EXPERIMENTS
-PAPER = {name: found for name, found in EXPERIMENTS.items() if not name.startswith("forms/")}
+PAPER = {name: found for name, found in EXPERIMENTS.items() if not name.startswith(("forms/", "best/"))}
 FIT = {"num_components": 3, "em_iters": 2}
 
 

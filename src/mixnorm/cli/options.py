@@ -133,7 +133,7 @@ def as_asked(
         "recalibrate": recalibrate,
         "precision": precision,
         "validation": validation,
-        "norm_momentum": norm_momentum,
+        "norm_momentum": config.norm_momentum if norm_momentum is None else norm_momentum,
         "channels_last": device.type == "cuda",
     }
     return dataclasses.replace(config, **changes)

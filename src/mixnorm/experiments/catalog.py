@@ -14,7 +14,7 @@ from typing import Any
 
 from mixnorm.bench.goals import PAPER_COST
 from mixnorm.experiments.config import Gan, Mixture, Optimizer, RunConfig, Schedule
-from mixnorm.experiments.forms import FORMS
+from mixnorm.experiments.forms import FORMS, RECOMMENDED
 
 # Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
 COST = PAPER_COST
@@ -249,16 +249,18 @@ def _dcgan() -> list[Experiment]:
     return found
 
 
-def _forms(start: Experiment) -> list[Experiment]:
-    """The forms in :mod:`mixnorm.experiments.forms`, which change one experiment."""
-    found = []
-    for form, (layers, options) in FORMS.items():
-        name, old = f"forms/{start.config.data}/{form}", start.config.mixture
-        assert old is not None
-        config = replace(start.config, name=name, mixture=Mixture(layers, old.options | options))
-        found.append(Experiment(name, config, {}))
-    return found
+def _form(start: Experiment, form: str, name: str) -> Experiment:
+    """An experiment with one of the forms in :mod:`mixnorm.experiments.forms` in place of its own."""
+    (layers, options), old = FORMS[form], start.config.mixture
+    assert old is not None
+    return Experiment(name, replace(start.config, name=name, mixture=Mixture(layers, old.options | options)), {})
+
+
+def _forms(paper: dict[str, Experiment]) -> list[Experiment]:
+    """All forms on CIFAR-100, which they were chosen on, and the recommended one on both data sets."""
+    found = [_form(paper["cifar-cnn/cifar100/mn-2"], form, f"forms/cifar100/{form}") for form in FORMS]
+    return found + [_form(paper[f"cifar-cnn/{data}/mn-2"], RECOMMENDED, f"best/{data}") for data in CIFAR_CNN]
 
 
 _PAPER = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet(), *_dcgan())}
-EXPERIMENTS = _PAPER | {found.name: found for found in _forms(_PAPER["cifar-cnn/cifar100/mn-2"])}
+EXPERIMENTS = _PAPER | {found.name: found for found in _forms(_PAPER)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,15 +105,15 @@ def _order(group: Group) -> tuple[bool, list[Any]]:
 
 
 def _labelled(groups: Sequence[Group]) -> list[Group]:
-    """Labels without the folder that all names share; of groups with one name, with the settings that they differ in."""
-    folders = {group.name.rpartition("/")[0] for group in groups}
-    cut = len(folders.pop()) + 1 if len(folders) == 1 and all("/" in group.name for group in groups) else 0
+    """Labels without the folder that most names share; of groups with one name, with the settings that they differ in."""
+    folder, names = Counter(group.name.rpartition("/")[0] for group in groups).most_common(1)[0]
+    shared = f"{folder}/" if folder and 2 * names > len(groups) else ""
     labelled = []
     for group in groups:
         same = [other for other in groups if other.name == group.name and other is not group]
         differing = {line.split(", not ")[0] for other in same for line in group.config.differences(other.config)}
         extra = ", ".join(sorted(line for line in differing if not line.startswith("seed:")))
-        labelled.append(replace(group, label=group.name[cut:] + (f" ({extra})" if extra else "")))
+        labelled.append(replace(group, label=group.name.removeprefix(shared) + (f" ({extra})" if extra else "")))
     return labelled
 
 
