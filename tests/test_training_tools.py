@@ -14,6 +14,7 @@ import mixnorm
 from mixnorm import MixtureNorm2d
 
 SHAPE = (3, 7, 6)
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
 def network(**options):
@@ -41,15 +42,16 @@ def batches(count=4, size=8):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_with_gradient_scaling_trains_and_survives_an_overflow(dtype):
-    model = network(num_components=2)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_autocast_with_gradient_scaling_trains_and_survives_an_overflow(device, dtype):
+    model = network(num_components=2).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**8)
 
     def step(x, labels):
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=dtype):
-            loss = F.cross_entropy(model(x), labels)
+        with torch.autocast(device, dtype=dtype):
+            loss = F.cross_entropy(model(x.to(device)), labels.to(device))
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
