@@ -42,6 +42,7 @@ def bare_step(config, device, folder):
     if device.type != "cuda":
         return step
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which makes the batch
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
