@@ -50,7 +50,11 @@ def bare_step(config, device, folder):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         step()
-    return graph.replay
+
+    def replay(_kept=step):  # the graph alone would not keep the model and the batch, which it reads where they were
+        graph.replay()
+
+    return replay
 
 
 def seconds(function, device):

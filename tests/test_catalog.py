@@ -46,6 +46,8 @@ def test_every_curve_is_there():
         "cifar-cnn/large-lr/cifar100": 4,
         "cifar-cnn/em-iterations": 4,
         "cifar-cnn/layers": 4,
+        "best/cifar10": 2,
+        "best/cifar100": 2,
         "inception-v3/cifar10": 5,
         "inception-v3/cifar100": 4,
         "inception-v3/large-lr": 2,

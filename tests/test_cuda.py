@@ -234,7 +234,10 @@ def test_compiled_in_one_graph(compiler, options, deterministic):
                     y = function(x)
                     found = torch.autograd.grad(y, [x, *layer.parameters()], images(16, 16, 14, 14, seed=9))
                     results.append([y.detach(), *found])
-            torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
+            # The two may add in another order, so that what counts is the size of a tensor, not of an element: those of γ's
+            # gradient are sums of 3,136 terms that nearly cancel.
+            for compiled, eager in zip(*results, strict=True):
+                assert (compiled - eager).abs().max() < 1e-4 * eager.abs().max()
     torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), atol=1e-4, rtol=1e-4)
 
 

@@ -123,7 +123,7 @@ def test_every_number_in_the_text_stands_in_a_table_of_its_section():
     sections = re.split(r"^## ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = 0
     for title, paragraphs in document.read_findings(RESULTS / document.FINDINGS).items():
-        [section] = [one for one in sections if one.startswith(title or "How to read this")]
+        [section] = [one for one in sections if one.startswith(f"{title or 'How to read this'}\n")]
         cells = " ".join(line for line in section.splitlines() if line.startswith("|"))
         for number in re.findall(r"\d+\.\d+|\d+(?=%)", " ".join(paragraphs)):
             found += 1

@@ -19,7 +19,7 @@ from mixnorm.experiments.forms import FORMS, RECOMMENDED
 # Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
 COST = PAPER_COST
 
-# The figures with test-error curves. DenseNet's also shows training error and both losses.
+# The figures with test-error curves: the paper's, and those of the recommended form. DenseNet's also shows training error and both losses.
 FIGURES = {
     "cifar-cnn/small-lr/cifar10": "CIFAR CNN, CIFAR-10, small learning rate",
     "cifar-cnn/small-lr/cifar100": "CIFAR CNN, CIFAR-100, small learning rate",
@@ -27,6 +27,8 @@ FIGURES = {
     "cifar-cnn/large-lr/cifar100": "CIFAR CNN, CIFAR-100, large learning rate",
     "cifar-cnn/em-iterations": "CIFAR CNN, CIFAR-100: effect of the EM iterations",
     "cifar-cnn/layers": "CIFAR CNN, CIFAR-100: effect of the layers",
+    "best/cifar10": "CIFAR CNN, CIFAR-10: the recommended form",
+    "best/cifar100": "CIFAR CNN, CIFAR-100: the recommended form",
     "inception-v3/cifar10": "Inception-V3, CIFAR-10",
     "inception-v3/cifar100": "Inception-V3, CIFAR-100",
     "inception-v3/large-lr": "Inception-V3, CIFAR-100, large learning rate",
@@ -174,6 +176,7 @@ def _cifar_cnn() -> list[Experiment]:
             figures = []
             if kind[-1] in "1234":
                 figures.append(f"cifar-cnn/{'small' if lr < 0.05 else 'large'}-lr/{data}")
+            figures += [f"best/{data}"] * (kind == "bn-2")
             if data == "cifar100":
                 figures += ["cifar-cnn/em-iterations"] * (kind in EM_ITERATIONS) + ["cifar-cnn/layers"] * (kind in LAYERS)
             found.append(_rmsprop("cifar-cnn", data, row, epochs=100, batch_size=256, every=2, figures=figures))
@@ -249,17 +252,19 @@ def _dcgan() -> list[Experiment]:
     return found
 
 
-def _form(start: Experiment, form: str, name: str) -> Experiment:
+def _form(start: Experiment, form: str, name: str, figures: tuple[str, ...] = ()) -> Experiment:
     """An experiment with one of the forms in :mod:`mixnorm.experiments.forms` in place of its own."""
     (layers, options), old = FORMS[form], start.config.mixture
     assert old is not None
-    return Experiment(name, replace(start.config, name=name, mixture=Mixture(layers, old.options | options)), {})
+    config = replace(start.config, name=name, mixture=Mixture(layers, old.options | options))
+    return Experiment(name, config, {}, figures=figures)
 
 
 def _forms(paper: dict[str, Experiment]) -> list[Experiment]:
     """All forms on CIFAR-100, which they were chosen on, and the recommended one on both data sets."""
     found = [_form(paper["cifar-cnn/cifar100/mn-2"], form, f"forms/cifar100/{form}") for form in FORMS]
-    return found + [_form(paper[f"cifar-cnn/{data}/mn-2"], RECOMMENDED, f"best/{data}") for data in CIFAR_CNN]
+    names = {data: f"best/{data}" for data in CIFAR_CNN}
+    return found + [_form(paper[f"cifar-cnn/{data}/mn-2"], RECOMMENDED, name, (name,)) for data, name in names.items()]
 
 
 _PAPER = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet(), *_dcgan())}

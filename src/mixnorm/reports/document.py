@@ -22,6 +22,8 @@ TITLE = "Mixture norm, measured again"
 FORMAT = "svg"  # small, and the same bytes each time
 KINDS = (PLAIN, RECALIBRATED, "steps", "train_loss", "test_loss")  # the curves that are shown
 COST, INSIDE, EVERY_RUN = "What it costs", "Inside the training", "Every run"
+# Runs in a folder of this name had the device for themselves: their seconds count, and their figures stand elsewhere.
+ALONE, BY_ITSELF = "alone", "Seconds of runs that had the GPU for themselves"
 
 
 def write(
@@ -50,6 +52,8 @@ def assemble(
     cost_rows: Sequence[Row] = (),
 ) -> Report:
     """The document before it is Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
+    alone = [record for record in records if record.path is not None and ALONE in record.path.parts]
+    records = [record for record in records if all(record is not other for other in alone)]
     families = groups.families(record for record in records if record.config.gan is None)
     generators = groups.families(record for record in records if record.config.gan is not None)
     sections = [_measured(family, pictures) for family in families if not family.validation]
@@ -63,6 +67,9 @@ def assemble(
         again = f"mixnorm compare --task gan --data {data} --seeds {seeds}"
         sections.append(Section(f"The {data}", (), (modes.table(data, results),), (made,), commands=(again,)))
     sections += [_chosen(family) for family in families if family.validation]
+    for family in groups.families(alone):
+        both = tuple(table for table in (speed(family), speed(family, RECALIBRATED)) if table.rows)
+        sections.append(Section(BY_ITSELF, tables=both, commands=commands(family)))
     sections.append(Section(INSIDE, pictures=tuple(_inside(families, pictures))))
     if cost_rows:
         sections.append(Section(COST, tables=(cost.table(cost_rows),)))
@@ -90,8 +97,8 @@ def _measured(family: Family, folder: Path) -> Section:
 
 def _chosen(family: Family) -> Section:
     text = "The test images were not looked at here: what is called test accuracy is that of training images held out."
-    tables = tuple(table for table in (claims.claims(family), accuracies(family)) if table.rows)
-    return Section(family.title, (text,), tables, commands=commands(family))
+    tables = [claims.claims(family), accuracies(family, paper=False), accuracies(family, RECALIBRATED), claims.staleness(family)]
+    return Section(family.title, (text,), tuple(table for table in tables if table.rows), commands=commands(family))
 
 
 def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:

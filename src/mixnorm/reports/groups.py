@@ -112,7 +112,8 @@ def _labelled(groups: Sequence[Group]) -> list[Group]:
     for group in groups:
         same = [other for other in groups if other.name == group.name and other is not group]
         differing = {line.split(", not ")[0] for other in same for line in group.config.differences(other.config)}
-        extra = ", ".join(sorted(line for line in differing if not line.startswith("seed:")))
+        told = (line for line in differing if not line.startswith("seed:") and not line.endswith(": none"))
+        extra = ", ".join(sorted(told))
         labelled.append(replace(group, label=group.name.removeprefix(shared) + (f" ({extra})" if extra else "")))
     return labelled
 

@@ -137,7 +137,7 @@ def _paper_notes(family: Family) -> list[str]:
     notes: dict[str, list[str]] = {}
     for group in family.groups:
         found = catalog.EXPERIMENTS.get(group.name)
-        if found is None:
+        if found is None or not found.paper:
             continue
         differing = [
             line for line in group.config.differences(found.config) if not line.startswith(("seed:", "recalibrate:"))
