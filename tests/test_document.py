@@ -142,6 +142,8 @@ def test_the_readme_says_what_the_document_says():
     readme, found = (ROOT / "README.md").read_text(encoding="utf-8"), DOCUMENT.read_text(encoding="utf-8")
     [paragraph] = [text for text in readme.split("\n\n") if text.startswith("What to expect")]
     figures = re.findall(r"\d[\d.]* ± \d[\d.]*", " ".join(paragraph.split()))
-    row = next(line for line in found.splitlines() if line.startswith("| mn-8 "))  # of CIFAR-100, which alone has one
-    assert len(figures) == 2
-    assert all(figure in row for figure in figures)
+    assert len(figures) == 4
+    for data, told in (("cifar100", figures[:2]), ("cifar10", figures[2:])):
+        section = found.partition(f"## cifar-cnn on {data}, 100 epochs\n")[2]
+        row = next(line for line in section.splitlines() if line.startswith("| best "))
+        assert all(figure in row for figure in told), (told, row)

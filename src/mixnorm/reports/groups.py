@@ -105,7 +105,8 @@ def _order(group: Group) -> tuple[bool, list[Any]]:
 
 
 def _labelled(groups: Sequence[Group]) -> list[Group]:
-    """Labels without the folder that most names share; of groups with one name, with the settings that they differ in."""
+    """Labels without the folder that most names share, nor the data set at their end; of groups with one name, with the
+    settings that they differ in."""
     folder, names = Counter(group.name.rpartition("/")[0] for group in groups).most_common(1)[0]
     shared = f"{folder}/" if folder and 2 * names > len(groups) else ""
     labelled = []
@@ -114,7 +115,8 @@ def _labelled(groups: Sequence[Group]) -> list[Group]:
         differing = {line.split(", not ")[0] for other in same for line in group.config.differences(other.config)}
         told = (line for line in differing if not line.startswith("seed:") and not line.endswith(": none"))
         extra = ", ".join(sorted(told))
-        labelled.append(replace(group, label=group.name.removeprefix(shared) + (f" ({extra})" if extra else "")))
+        name = group.name.removeprefix(shared).removesuffix(f"/{group.config.data}")
+        labelled.append(replace(group, label=name + (f" ({extra})" if extra else "")))
     return labelled
 
 
