@@ -267,5 +267,15 @@ def _forms(paper: dict[str, Experiment]) -> list[Experiment]:
     return found + [_form(paper[f"cifar-cnn/{data}/mn-2"], RECOMMENDED, name, (name,)) for data, name in names.items()]
 
 
+def _elsewhere(paper: dict[str, Experiment]) -> list[Experiment]:
+    """The recommended form in other models: all of their norms."""
+    found = []
+    for start in ("densenet-40/cifar100/bn", "inception-v3/cifar100/bn-1"):
+        name = f"best/{start.rpartition('/')[0]}"
+        config = replace(paper[start].config, name=name, mixture=_mixture(("*",), 3, 2))
+        found.append(Experiment(name, config, {}, figures=paper[start].figures))
+    return found
+
+
 _PAPER = {found.name: found for found in (*_cifar_cnn(), *_inception(), *_nesterov(), *_densenet(), *_dcgan())}
-EXPERIMENTS = _PAPER | {found.name: found for found in _forms(_PAPER)}
+EXPERIMENTS = _PAPER | {found.name: found for found in (*_forms(_PAPER), *_elsewhere(_PAPER))}
