@@ -15,6 +15,7 @@ from mixnorm.reports import claims, cost, details, figures, gan, groups, inspect
 from mixnorm.reports.content import READING, REFILLED, Report, Section
 from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, Family, Group
+from mixnorm.reports.panels import slug
 from mixnorm.reports.tables import accuracies, speed
 
 FINDINGS = "findings.md"  # beside the records: what people say of them, under the titles of the sections
@@ -112,7 +113,9 @@ def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
         for path in looked_at:
             shutil.copyfile(path, folder / path.name)
             found.append(Picture(path.stem, f"Densities before and after the norms: {name}", "", wide=True))
-        found += inspection.draw(folder, record=run, counts=True, formats=(FORMAT,))
+        names = [layer for epoch in run.epochs for layer in epoch["mixtures"] or ()]
+        seen = next((layer for layer in names if looked_at[0].stem == f"densities-{slug(layer)}"), None)
+        found += inspection.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
     return found
 
 
