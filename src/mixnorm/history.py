@@ -154,7 +154,7 @@ class MixtureHistory(nn.Module):
 
         ``None`` where none are kept, or where they are so far apart that their squares are not finite.
         """
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
             raise ValueError(
                 "inference='pooled' fits its mixture in evaluation, which cannot be exported: call mixnorm.distill(model) "
                 "first, which keeps that mixture"

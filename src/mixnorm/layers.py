@@ -121,6 +121,11 @@ class _MixtureNorm(MixtureHistory):
         return y.contiguous(memory_format=_memory_format(x))
 
     def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
+        if torch.jit.is_tracing():
+            raise ValueError(
+                f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
+                "torch.export where there is no history"
+            )
         start = self._warm_mixture(points) if self.seeding == "warm" and self.training else None
         ranks = None if group is None else distributed.meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
@@ -296,7 +301,8 @@ def _in_graph(points: Tensor) -> bool:
 def _memory_format(x: Tensor) -> torch.memory_format:
     """The memory format that batch norm would answer with."""
     for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.dim() == rank and x.is_contiguous(memory_format=memory_format) and not x.is_contiguous():
+        # In this order: vmap knows only whether a tensor is contiguous.
+        if x.dim() == rank and not x.is_contiguous() and x.is_contiguous(memory_format=memory_format):
             return memory_format
     return torch.contiguous_format
 
