@@ -269,7 +269,7 @@ def _implementation(points: Tensor, backend: str, components: int = 1, slots: in
     if points.device.type == "cpu" and HAS_NUMBA:
         from mixnorm.ops import compiled
 
-        return compiled
+        return compiled if compiled.usable else None
     return None
 
 
