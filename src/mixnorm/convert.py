@@ -77,13 +77,11 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     Example:
         >>> mixnorm.convert(model, "layer3.*", num_components=3)
     """
-    known = [p.name for p in inspect.signature(MixtureNorm2d).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    overridable = {"eps", "momentum"}
+    own = {p.name for p in inspect.signature(MixtureNorm2d).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known = own - {"bias"} | {"eps", "momentum"}
     for name in options:
-        if name not in known and name not in overridable:
-            raise ValueError(
-                f"option {name!r} is unknown to mixture norm: choose from {', '.join(sorted([*known, *overridable]))}"
-            )
+        if name not in known:
+            raise ValueError(f"option {name!r} is unknown to mixture norm: choose from {', '.join(sorted(known))}")
 
     def mixture_norm(norm: Any) -> _MixtureNorm:
         arguments = {"eps": norm.eps, "momentum": norm.momentum, **options}
@@ -92,6 +90,7 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
         layer = _MIXTURE_OF[_THAWED_OF.get(type(norm), type(norm))](
             norm.num_features,
             affine=norm.affine,
+            bias=norm.bias is not None,
             track_running_stats=norm.track_running_stats,
             **arguments,
             **placement,
