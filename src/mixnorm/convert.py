@@ -276,8 +276,8 @@ def _selected(candidates: dict[str, nn.Module], select: Select, what: str) -> li
     if not candidates:
         remedy = "convert it first"
         if what == "batch norm":
-            remedy = "run a batch first if they are lazy; SyncBatchNorm and subclasses are left alone"
-        raise ValueError(f"the model has no {what} to replace: {remedy}, or leave this call out")
+            remedy = "run a batch first if they are lazy (SyncBatchNorm and subclasses are left alone)"
+        raise ValueError(f"the model has no {what} to replace: leave this call out, or {remedy}")
     if select is None:
         return list(candidates)
     if callable(select) and not isinstance(select, (nn.Module, type)):
