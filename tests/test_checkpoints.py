@@ -126,9 +126,10 @@ def test_keys_that_are_not_a_batch_norms_are_still_errors():
     state = trained(nn.BatchNorm2d(CHANNELS)).state_dict()
     with pytest.raises(RuntimeError, match="surprise"):
         MixtureNorm2d(CHANNELS).load_state_dict({**state, "surprise": torch.ones(1)})
-    del state["running_mean"], state["running_var"]
-    with pytest.raises(RuntimeError, match="history_means"):
-        MixtureNorm2d(CHANNELS).load_state_dict(state)
+    for name in ("running_var", "running_mean"):
+        del state[name]
+        with pytest.raises(RuntimeError, match="history_means"):
+            MixtureNorm2d(CHANNELS).load_state_dict(state)
 
 
 @pytest.mark.parametrize("channels", [1, CHANNELS + 1])
@@ -217,11 +218,12 @@ def test_construction_on_the_meta_device(options):
         assert_same(evaluate(layer, points(seed=9)), evaluate(source, points(seed=9)))
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_shapes_can_be_found_on_the_meta_device(training):
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+def test_shapes_can_be_found_on_the_meta_device(options):
     """As batch norm's can: tools that size up a model run it without memory."""
-    x = torch.empty(4, CHANNELS, 6, 5, device="meta")
-    assert MixtureNorm2d(CHANNELS, device="meta").train(training)(x).shape == x.shape
+    layer, x = MixtureNorm2d(CHANNELS, device="meta", **options), torch.empty(4, CHANNELS, 6, 5, device="meta")
+    for mode in (False, True, False):
+        assert layer.train(mode)(x).shape == x.shape
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
@@ -237,3 +239,17 @@ def test_inference_mode_leaves_a_layer_that_can_train(options):
         assert x.grad.abs().sum() > 0
     if layer.num_batches_tracked is not None:
         assert layer.num_batches_tracked == 4
+
+
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+def test_what_inference_mode_found_or_loaded_may_be_trained_with(options):
+    """An evaluation there, then gradients through the same mixture; and a state dict that was loaded there."""
+    layer, other = trained(MixtureNorm2d(CHANNELS, **options)), MixtureNorm2d(CHANNELS, **options)
+    with torch.inference_mode():
+        evaluate(layer, points(seed=9))
+        other.load_state_dict(layer.state_dict())
+    for module in (layer, other):
+        for mode in (False, True):
+            x = points(seed=9).requires_grad_()
+            module.train(mode)(x).backward(points(seed=10))
+            assert x.grad.abs().sum() > 0

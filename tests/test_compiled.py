@@ -188,3 +188,27 @@ def test_the_threads_of_the_loops_do_not_become_those_of_torch():
     environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert result.stdout.strip() == "1"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_runs_the_reference():
+    """A data loader's worker, say; OpenMP would end it. It has one thread: with more, PyTorch's own loops hang there."""
+    code = (
+        "import multiprocessing, torch; from mixnorm import MixtureNorm2d; torch.set_num_threads(1); torch.manual_seed(0)\n"
+        "layer, x = MixtureNorm2d(4, num_components=2), torch.randn(8, 4, 5, 5)\n"
+        "def work(queue):\n"
+        "    torch.manual_seed(1)\n"
+        "    queue.put(layer.train()(x).square().sum().item())\n"
+        "context = multiprocessing.get_context('fork'); layer(x); queue = context.SimpleQueue()\n"
+        "process = context.Process(target=work, args=(queue,)); process.start(); process.join(60)\n"
+        "assert process.exitcode == 0\n"
+        "found = queue.get(); work(queue); assert abs(queue.get() - found) < 1e-3 * found\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_a_lazily_negated_tensor():
+    """``imag`` of a conjugate is negated only when it is read."""
+    x, resp = torch.complex(rand(20, 3), rand(20, 3, seed=2)).conj().imag, soft(20, 2)
+    assert x.is_neg()
+    assert_close(mixture_normalize(x, resp), mixture_normalize(x.clone(), resp, backend="reference"))

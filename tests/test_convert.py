@@ -21,6 +21,7 @@ from model_helpers import (
 )
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize, prune
 
 import mixnorm
 from mixnorm import MixtureNorm2d
@@ -103,6 +104,24 @@ def test_revert_after_training_gives_the_moments_of_the_history():
     assert norm.num_batches_tracked == 4
 
 
+@pytest.mark.parametrize(("dtype", "offset"), [(torch.float32, 1e6), (torch.float16, 300), (torch.bfloat16, 10)], ids=str)
+def test_revert_keeps_the_digits_of_the_history(dtype, offset):
+    """Means that are many deviations from 0. In fp16 the square of 300 is infinite, and times an empty slot's 0 a NaN."""
+    layer = MixtureNorm2d(3, num_components=2).to(dtype)
+    for seed in range(9):
+        x = images(seed=seed)
+        x[::2] += 4
+        layer(x + offset)
+    weights, tau = (t.double() for t in layer.slot_weights())
+    share = (weights * tau.unsqueeze(-1)).unsqueeze(-1)
+    share, means, variances = share / share.sum(), layer.history_means.double(), layer.history_vars.double()
+    mean = (share * means).sum((0, 1))
+    variance = (share * (variances + means.square())).sum((0, 1)) - mean.square()
+    norm = mixnorm.revert(layer)
+    found = norm.running_mean.double(), norm.running_var.double()
+    torch.testing.assert_close(found, (mean, variance), atol=1e-3, rtol=torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtype_carries_over(dtype):
     model = sequential().to(dtype)
@@ -138,6 +157,38 @@ def test_a_failed_convert_changes_nothing():
     with pytest.raises(ValueError, match="num_groups=4"):
         mixnorm.convert(model, population="group", num_groups=4)
     assert list(model.modules()) == modules
+
+
+def test_models_without_memory_can_be_converted():
+    """As deferred initialization does it: build on the meta device, convert, and load."""
+    expected = trained_model("sequential")
+    with torch.device("meta"):
+        model = mixnorm.convert(sequential())
+    assert all(t.is_meta for t in model.state_dict().values())
+    model.to_empty(device="cpu").load_state_dict(expected.state_dict())
+    torch.testing.assert_close(evaluate(model, images(seed=9)), evaluate(expected, images(seed=9)), atol=1e-5, rtol=1e-5)
+    with torch.device("meta"):
+        assert all(t.is_meta for t in mixnorm.revert(mixnorm.convert(sequential())).state_dict().values())
+
+
+class Positive(nn.Module):
+    def forward(self, x):
+        return x.abs()
+
+
+def test_a_weight_that_is_computed_is_not_lost_in_silence():
+    pruned, parametrized = sequential(), mixnorm.convert(sequential())
+    prune.l1_unstructured(pruned[1], "weight", 2)
+    with pytest.raises(ValueError, match=r"'1' computes its weight.*prune.remove"):
+        mixnorm.convert(pruned)
+    assert not mixture_norms(pruned)
+    prune.remove(pruned[1], "weight")
+    assert mixnorm.convert(pruned)[1].weight.count_nonzero() == 2
+
+    parametrize.register_parametrization(parametrized[4], "weight", Positive())
+    with pytest.raises(ValueError, match=r"'4' computes its weight.*remove_parametrizations"):
+        mixnorm.revert(parametrized)
+    assert len(mixture_norms(parametrized)) == 2
 
 
 # --- hooks --------------------------------------------------------------------------------------------------------------
@@ -240,6 +291,14 @@ def test_select_that_matches_nothing_lists_the_candidates(select):
     assert not mixture_norms(model)  # also where another pattern of the list did match
 
 
+@pytest.mark.parametrize("select", [1, ["stem.1", 1], nn.BatchNorm2d, nn.BatchNorm2d(4), nn.Sequential(nn.ReLU())], ids=str)
+def test_select_that_is_no_name_says_what_to_give(select):
+    model = Nested()
+    with pytest.raises(ValueError, match=r"is no name: use a name or glob of 'stem.1'.*function of \(name, module\)"):
+        mixnorm.convert(model, select)
+    assert not mixture_norms(model)
+
+
 @pytest.mark.parametrize("option", ["components", "affine", "num_features", "training"])
 def test_unknown_option_is_an_error_that_lists_the_known(option):
     with pytest.raises(ValueError, match=f"{option!r}.*num_components"):
@@ -247,10 +306,12 @@ def test_unknown_option_is_an_error_that_lists_the_known(option):
 
 
 def test_a_model_without_norms_is_an_error():
-    with pytest.raises(ValueError, match="no batch norm"):
+    with pytest.raises(ValueError, match=r"no batch norm.*leave this call out"):
         mixnorm.convert(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(ValueError, match="no mixture norm"):
+    with pytest.raises(ValueError, match=r"no mixture norm.*convert it first"):
         mixnorm.revert(sequential())
+    with pytest.raises(ValueError, match=r"no batch norm.*run a batch first if they are lazy \(SyncBatchNorm.*left alone"):
+        mixnorm.convert(nn.Sequential(nn.LazyBatchNorm2d(), nn.SyncBatchNorm(4)))
 
 
 def test_subclass_with_its_own_forward_is_left_alone():

@@ -1,4 +1,4 @@
-"""torch.export and ONNX: the evaluation of a model as a graph that runs without this library."""
+"""torch.export, ONNX and torch.jit.trace: the evaluation of a model as a graph that runs without this library."""
 
 import io
 
@@ -95,3 +95,28 @@ def test_onnxruntime_gives_the_same_for_any_batch_size(options, distilled):
         x = points(count, 3, 7, 6, seed=9)
         (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("options", OPTIONS[:-1], ids=str)
+@torch.no_grad()
+def test_a_jit_trace_is_of_the_input_and_not_of_the_example(options):
+    """For any batch size: what a tracer does not see becomes a constant of the example, without an error."""
+    model = trained_model(**options)
+    traced = torch.jit.trace(model, points(4, 3, 7, 6))
+    for count in (2, 5):
+        x = points(count, 3, 7, 6, seed=9)
+        torch.testing.assert_close(traced(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "options", [{"population": "instance"}, {"population": "layer"}, {"track_running_stats": False}], ids=str
+)
+def test_a_fit_cannot_be_traced(options):
+    with pytest.raises(ValueError, match=r"fits a mixture here.*torch.export"):
+        torch.jit.trace(trained_model(**options), points(4, 3, 7, 6))
+    with pytest.raises(ValueError, match=r"fits a mixture here.*call eval\(\)"):
+        torch.jit.trace(trained_model().train(), points(4, 3, 7, 6))
+    with pytest.raises(ValueError, match=r"mixnorm.distill\(model\) first"):
+        torch.jit.trace(trained_model(inference="pooled"), points(4, 3, 7, 6))

@@ -93,6 +93,12 @@ def test_a_dropped_component_has_no_vector():
         mixture.means,
         mixture.variances * torch.tensor([[1.0], [0.0], [1.0]]),
     )
-    vectors = mixture_fisher_vector(torch.randn(7, 2, dtype=torch.float64), dropped)
+    x = torch.randn(7, 2, dtype=torch.float64, requires_grad=True)
+    vectors = mixture_fisher_vector(x, dropped)
     assert (vectors[:, 1] == 0).all()
     assert vectors.isfinite().all()
+    information = mixture_fisher_information(dropped)
+    assert (information[1] == 0).all()
+    assert information.isfinite().all()
+    vectors.sum().backward()
+    assert x.grad.isfinite().all()

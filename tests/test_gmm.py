@@ -94,6 +94,12 @@ def test_samples_have_the_moments_of_the_mixture():
     torch.testing.assert_close(x.var(1), variance, atol=0.05, rtol=0)
 
 
+def test_a_dropped_component_is_never_drawn():
+    """Although the weights' sum is a little less than 1."""
+    mixture = GaussianMixture(torch.tensor([0.499, 0.5, 0.0]), torch.tensor([[-1.0], [1.0], [1e6]]), torch.ones(3, 1))
+    assert mixture.sample(100_000, generator=torch.Generator().manual_seed(0)).max() < 10
+
+
 @pytest.mark.parametrize("components", [1, 2, 3, 8])
 def test_seeds_are_distinct_points_of_the_data(components):
     x = torch.randn(3, 40, 2, generator=torch.Generator().manual_seed(0))
@@ -277,8 +283,11 @@ def test_errors_name_the_value_and_the_remedy():
         fit_mixture(x, 2, max_samples=1)
     with pytest.raises(ValueError, match=r"init has means of shape \(3, 2\)"):
         fit_mixture(x, 2, init=GaussianMixture(torch.ones(3) / 3, torch.rand(3, 2), torch.ones(3, 2)))
-    with pytest.raises(ValueError, match="holds no points"):
-        kmeans_plus_plus(torch.empty(0, 2), 2)
+    for shape in ((0, 2), (3, 0), (0, 5, 2)):
+        with pytest.raises(ValueError, match="holds no points"):
+            kmeans_plus_plus(torch.empty(shape), 2)
+        with pytest.raises(ValueError, match="holds no points"):
+            fit_mixture(torch.empty(shape), 2)
     with pytest.raises(ValueError, match="do not fit together"):
         GaussianMixture(torch.ones(2), torch.ones(2, 3), torch.ones(3, 3))
     with pytest.raises(ValueError, match="int64"):

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -179,6 +180,17 @@ def test_wrong_options_are_errors_that_name_the_value(options):
     name, value = next(iter(options.items()))
     with pytest.raises(ValueError, match=f"{name}={value!r}"):
         MixtureNorm2d(4, **options)
+
+
+def test_numbers_of_numpy_are_numbers():
+    """A width that was computed with numpy, say; batch norm takes it."""
+    options = {"num_components": np.int64(2), "history": np.int32(2), "em_iters": np.int64(3), "max_samples": np.int64(64)}
+    layer = MixtureNorm2d(np.int64(4), np.float32(1e-3), np.float32(0.2), population="batch", **options)
+    grouped = MixtureNorm2d(4, population="group", num_groups=np.int64(2))
+    x = randn(8, 4, 3, 3)
+    for mode in (True, False):
+        assert all_finite(layer.train(mode)(x))
+        assert all_finite(grouped.train(mode)(x))
 
 
 def test_what_cannot_run_here_is_an_error(monkeypatch):

@@ -1,5 +1,7 @@
 """With one component mixture norm is batch, instance, layer or group norm: output and every gradient, to 1e-5 in fp32."""
 
+import inspect
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -141,3 +143,30 @@ def test_activation_follows_batch_norm(population, activation):
 def layout(x: Tensor) -> torch.memory_format:
     fmt = CHANNELS_LAST.get(x.dim())
     return fmt if fmt and x.is_contiguous(memory_format=fmt) and not x.is_contiguous() else torch.contiguous_format
+
+
+@pytest.mark.parametrize("mixture_norm", [mixnorm.MixtureNorm1d, mixnorm.MixtureNorm2d, mixnorm.MixtureNorm3d])
+def test_the_signature_begins_with_batch_norms(mixture_norm):
+    """With the same names, kinds and defaults, so that it can stand in its place anywhere."""
+    own = inspect.signature(mixture_norm).parameters
+    for name, parameter in inspect.signature(mixture_norm.batch_norm).parameters.items():
+        assert (own[name].kind, own[name].default) == (parameter.kind, parameter.default)
+
+
+@pytest.mark.parametrize("population", ["batch", "channel"])
+def test_without_a_shift(population):
+    """``bias=False``, which batch norm has had since PyTorch 2.13, is a β of 0 that there is not."""
+    layer = mixnorm.MixtureNorm2d(6, num_components=1, population=population, bias=False)
+    norm = nn.BatchNorm2d(6)
+    assert list(dict(layer.named_parameters())) == ["weight"]
+    assert "bias=False" in repr(layer)
+    for module in (layer, norm):
+        nn.init.uniform_(module.weight, 0.5, 1.5, generator=torch.Generator().manual_seed(0))
+    x, upstream = torch.randn(8, 6, 4, 4), torch.randn(8, 6, 4, 4)
+    found, expected = ([y := m(x), *torch.autograd.grad(y, [m.weight], upstream)] for m in (layer, norm))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    layer.reset_parameters()
+    assert (layer.weight == 1).all()
+    model = mixnorm.convert(nn.Sequential(mixnorm.revert(layer)))
+    assert model[0].bias is None
+    assert list(mixnorm.revert(model).state_dict())[:2] == ["0.weight", "0.running_mean"]

@@ -222,3 +222,12 @@ def test_train_and_eval_switch_between_batch_and_history(options):
     counted = int(layer.num_batches_tracked)
     assert not torch.allclose(layer(x)[:1], layer(x[:1]), atol=1e-2)
     assert layer.num_batches_tracked == counted + 2
+
+
+def test_a_small_first_batch_does_not_leave_images_out_of_the_pool():
+    """It says how many points are kept, of whichever images a later batch has."""
+    layer = MixtureNorm2d(1, inference="pooled", sample_fraction=1.0, history=2)
+    layer(torch.randn(2, 1, 2, 2))
+    layer(torch.arange(16.0).view(16, 1, 1, 1).expand(16, 1, 4, 4))  # each image has its number for a value
+    assert layer.history_samples.shape == (2, 8, 1)
+    assert_same(layer.history_samples[1].flatten(), torch.arange(0.0, 16, 2))

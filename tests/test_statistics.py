@@ -94,6 +94,18 @@ def test_frozen_norms_stay_frozen_through_convert_and_revert():
     assert model[1].training
 
 
+def test_freeze_holds_synchronized_batch_norms():
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(sequential())
+    mixnorm.freeze(model).train()
+    assert isinstance(model[1], nn.SyncBatchNorm)
+    assert not model[1].training
+    assert not pickle.loads(pickle.dumps(model)).train()[1].training
+    with pytest.raises(ValueError, match="no batch norm"):
+        mixnorm.convert(model)
+    assert type(mixnorm.unfreeze(model)[1]) is nn.SyncBatchNorm
+    assert model[1].training
+
+
 # --- recalibrate --------------------------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from layer_helpers import assert_same, points
+from layer_helpers import CHANNELS, assert_same, points, trained
 from torch import nn
+from torch.autograd import forward_ad
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 import mixnorm
@@ -210,3 +211,33 @@ def test_functional_gradients_are_autograds():
     torch.testing.assert_close(list(found.values()), list(expected), atol=1e-6, rtol=1e-4)
     each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, x.unsqueeze(1), labels.unsqueeze(1))
     torch.testing.assert_close([g.mean(0) for g in each.values()], list(expected), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"inference": "mixture"}, {"population": "channel"}], ids=str)
+def test_forward_mode_derivatives_are_those_of_backward_mode(options, training):
+    """u·(J v) = (uᵀJ)·v: both stop at the posterior."""
+    layer = trained(MixtureNorm2d(CHANNELS, num_components=2, dtype=torch.float64, **options), 3).train(training)
+    x, v, u = (points(seed=seed).double() for seed in (7, 8, 9))
+
+    def transform(x):
+        torch.manual_seed(1)
+        return copy.deepcopy(layer)(x)
+
+    leaf = x.clone().requires_grad_()
+    expected = torch.autograd.grad(transform(leaf), leaf, u)[0].mul(v).sum()
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(transform(forward_ad.make_dual(x, v))).tangent
+    torch.testing.assert_close(torch.func.jvp(transform, (x,), (v,))[1].mul(u).sum(), expected)
+    torch.testing.assert_close(tangent.mul(u).sum(), expected)
+
+
+def test_vmap_over_batches():
+    """Each of them is normalized by itself; without a history, which only one of them could enter."""
+    layer, x = (
+        MixtureNorm2d(CHANNELS, num_components=1, track_running_stats=False),
+        torch.stack([points(seed=i) for i in range(3)]),
+    )
+    found = torch.func.vmap(layer, randomness="different")(x)
+    torch.testing.assert_close(found, torch.stack([layer(batch) for batch in x]))

@@ -239,3 +239,16 @@ def test_shapes_that_do_not_fit_are_named():
         mixture_inference(x, torch.rand(2, 2), torch.rand(2, 2, 4), torch.rand(2, 2, 4), torch.rand(2))
     with pytest.raises(ValueError, match="mode='median'"):
         mixture_inference(x, torch.rand(2, 2), torch.rand(2, 2, 3), torch.rand(2, 2, 3), torch.rand(2), "median")
+    for slot_weights in (torch.rand(3), torch.rand(1), torch.rand(4, 2)):
+        with pytest.raises(ValueError, match=rf"slot_weights \({slot_weights.shape[0]},.*do not fit together.*\(T,\)"):
+            mixture_inference(x, torch.rand(2, 2), torch.rand(2, 2, 3), torch.rand(2, 2, 3), slot_weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_only_real_numbers_can_be_normalized(dtype):
+    """Whole numbers would come back rounded."""
+    x, mixtures = torch.ones(5, 3, dtype=dtype), (torch.rand(2, 2), torch.rand(2, 2, 3), torch.rand(2, 2, 3), torch.rand(2))
+    with pytest.raises(ValueError, match=rf"{dtype}: convert it to a floating point"):
+        mixture_normalize(x, torch.rand(5, 2))
+    with pytest.raises(ValueError, match=rf"{dtype}: convert it to a floating point"):
+        mixture_inference(x, *mixtures)

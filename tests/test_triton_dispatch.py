@@ -124,3 +124,21 @@ def test_fit_mixture_takes_a_backend(init):
         for b in ("triton", "reference")
     )
     torch.testing.assert_close(vars(found), vars(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_lazily_negated_numbers_keep_their_sign():
+    """The imaginary part of a conjugate is negated when PyTorch reads it; a kernel reads the memory as it is."""
+    x, resp, upstream = rand(40, 8).float(), torch.softmax(rand(40, 2, seed=1).float(), -1), rand(40, 8, seed=2).float()
+    x, resp, upstream = (t.to(DEVICE) for t in (x, resp, upstream))
+    negated, upstream = (torch.complex(t, t).conj().imag for t in (x, upstream))
+    assert negated.is_neg()
+    assert upstream.is_neg()
+    with pytest.raises(RuntimeError, match="lazily negated"):
+        mixture_normalize(negated, resp, backend="triton")
+    torch.testing.assert_close(mixture_normalize(negated, resp), mixture_normalize(-x, resp), atol=1e-5, rtol=1e-5)
+
+    def gradient(backend):
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(mixture_normalize(leaf, resp, backend=backend), leaf, upstream)
+
+    torch.testing.assert_close(gradient("triton"), gradient("reference"), atol=1e-5, rtol=1e-5)

@@ -38,6 +38,10 @@ class FrozenBatchNorm3d(_StaysInEvaluation, nn.BatchNorm3d):
     """What :func:`freeze` makes of a ``BatchNorm3d``."""
 
 
+class FrozenSyncBatchNorm(_StaysInEvaluation, nn.SyncBatchNorm):
+    """What :func:`freeze` makes of a ``SyncBatchNorm``."""
+
+
 _MIXTURE_OF: dict[type[nn.Module], type[_MixtureNorm]] = {
     nn.BatchNorm1d: MixtureNorm1d,
     nn.BatchNorm2d: MixtureNorm2d,
@@ -47,6 +51,7 @@ _FROZEN_OF: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: FrozenBatchNorm1d,
     nn.BatchNorm2d: FrozenBatchNorm2d,
     nn.BatchNorm3d: FrozenBatchNorm3d,
+    nn.SyncBatchNorm: FrozenSyncBatchNorm,
 }
 _THAWED_OF = {frozen: norm for norm, frozen in _FROZEN_OF.items()}
 
@@ -59,7 +64,9 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
 
     Parameters keep their identity, so an optimizer that was built before still works. A module that is used in two places
     stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
-    the same output as before, until the first training batch.
+    the same output as before, until the first training batch (unless an option changes the transform itself: an activation,
+    ``affine_mode="statistics"``, or a population without a history). ``SyncBatchNorm``, lazy batch norms before their first
+    batch, and subclasses are left alone.
 
     Args:
         model: any module; if it is itself a batch norm, use what is returned.
@@ -70,13 +77,11 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     Example:
         >>> mixnorm.convert(model, "layer3.*", num_components=3)
     """
-    known = [p.name for p in inspect.signature(MixtureNorm2d).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    overridable = {"eps", "momentum"}
+    own = {p.name for p in inspect.signature(MixtureNorm2d).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known = own - {"bias"} | {"eps", "momentum"}
     for name in options:
-        if name not in known and name not in overridable:
-            raise ValueError(
-                f"option {name!r} is unknown to mixture norm: choose from {', '.join(sorted([*known, *overridable]))}"
-            )
+        if name not in known:
+            raise ValueError(f"option {name!r} is unknown to mixture norm: choose from {', '.join(sorted(known))}")
 
     def mixture_norm(norm: Any) -> _MixtureNorm:
         arguments = {"eps": norm.eps, "momentum": norm.momentum, **options}
@@ -85,6 +90,7 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
         layer = _MIXTURE_OF[_THAWED_OF.get(type(norm), type(norm))](
             norm.num_features,
             affine=norm.affine,
+            bias=norm.bias is not None,
             track_running_stats=norm.track_running_stats,
             **arguments,
             **placement,
@@ -93,7 +99,7 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
             for name in ("history_weights", "history_means", "history_vars"):
                 setattr(layer, name, getattr(layer, name).to(norm.running_mean.dtype))
             # A norm that never saw a batch has nothing to hand over, and a new history says so.
-            if norm.num_batches_tracked is None or int(norm.num_batches_tracked) > 0 or not _is_new(norm):
+            if not _is_new(norm):
                 with torch.no_grad():
                     for name, value in layer.history_of(norm.running_mean, norm.running_var).items():
                         getattr(layer, name).copy_(value)
@@ -102,8 +108,10 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
         layer.frozen = type(norm) in _THAWED_OF
         return layer
 
-    names = (*_MIXTURE_OF, *_THAWED_OF)
-    return _replace(model, select, lambda m: type(m) in names, mixture_norm, "batch norm")
+    def is_candidate(module: nn.Module) -> bool:
+        return _THAWED_OF.get(type(module), type(module)) in _MIXTURE_OF
+
+    return _replace(model, select, is_candidate, mixture_norm, "batch norm")
 
 
 def revert(model: nn.Module, select: Select = None) -> nn.Module:
@@ -204,7 +212,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
 def freeze(model: nn.Module) -> nn.Module:
     """Puts every mixture norm and batch norm into evaluation for good: ``model.train()`` does not undo it.
 
-    :func:`unfreeze` does. γ and β still train. Batch norms are those of ``torch.nn``, not subclasses of them.
+    :func:`unfreeze` does. γ and β still train. Batch norms are those of ``torch.nn``, not subclasses of them, nor lazy ones
+    before their first batch. Call this after ``convert_sync_batchnorm``, which makes norms that are not frozen.
     """
     for module in model.modules():
         if isinstance(module, _MixtureNorm):
@@ -242,7 +251,14 @@ def _replace(
 ) -> nn.Module:
     """Puts ``make(module)`` in place of every selected candidate, everywhere that it is used."""
     candidates = {name: m for name, m in model.named_modules(remove_duplicate=False) if is_candidate(m)}
-    chosen = {id(candidates[name]) for name in _selected(candidates, select, what)}
+    names = _selected(candidates, select, what)
+    for name in names:
+        if not {"weight", "bias"} <= candidates[name]._parameters.keys():
+            raise ValueError(
+                f"{name!r} computes its weight or bias from other parameters, which its replacement would not: undo that "
+                "first, with torch.nn.utils.prune.remove or torch.nn.utils.parametrize.remove_parametrizations"
+            )
+    chosen = {id(candidates[name]) for name in names}
     replacements: dict[int, nn.Module] = {}
     for module in candidates.values():
         if id(module) in chosen and id(module) not in replacements:
@@ -258,16 +274,23 @@ def _selected(candidates: dict[str, nn.Module], select: Select, what: str) -> li
     """The names that ``select`` means; an error that lists what there is where it means none."""
     listing = ", ".join(repr(name) for name in candidates) or "none"
     if not candidates:
-        raise ValueError(f"the model has no {what} to replace")
+        remedy = "convert it first"
+        if what == "batch norm":
+            remedy = "run a batch first if they are lazy (SyncBatchNorm and subclasses are left alone)"
+        raise ValueError(f"the model has no {what} to replace: leave this call out, or {remedy}")
     if select is None:
         return list(candidates)
-    if callable(select):
+    if callable(select) and not isinstance(select, (nn.Module, type)):
         names = [name for name, module in candidates.items() if select(name, module)]
         if not names:
             raise ValueError(f"select chose no {what}: the model has {listing}")
         return names
     names = []
-    for pattern in [select] if isinstance(select, str) else select:
+    for pattern in [select] if isinstance(select, str) or not isinstance(select, Iterable) else select:
+        if not isinstance(pattern, str):
+            raise ValueError(
+                f"select={pattern!r} is no name: use a name or glob of {listing}, or a function of (name, module)"
+            )
         found = [n for n in candidates if n == pattern or n.startswith(pattern + ".") or fnmatchcase(n, pattern)]
         if not found:
             raise ValueError(f"select={pattern!r} matches no {what}: the model has {listing}")
@@ -292,16 +315,24 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
 
 
 def _is_new(norm: Any) -> bool:
+    """Whether the norm never saw a batch. On the meta device it has nothing to hand over in any case."""
+    if norm.running_mean.is_meta:
+        return True
+    if norm.num_batches_tracked is None or norm.num_batches_tracked > 0:
+        return False
     return not bool(norm.running_mean.any()) and bool((norm.running_var == 1).all())
 
 
 def _overall_statistics(layer: Any) -> tuple[Tensor, Tensor]:
     """The mean and variance (C,) of all the history's mixtures taken together, weighted by τ."""
     weights, tau = layer.slot_weights()
-    share = (weights * tau.unsqueeze(-1)).unsqueeze(-1)
-    mean = (share * layer.history_means).sum((-3, -2), keepdim=True)
-    var = (share * (layer.history_vars + (layer.history_means - mean).square())).sum((-3, -2))
-    return mean.flatten(), var.flatten()
+    # In fp64: a rounding error of the shares moves the mean by as much of itself, which may be many deviations.
+    dtype, means = layer.history_means.dtype, layer.history_means.double()
+    share = (weights.double() * tau.double().unsqueeze(-1)).unsqueeze(-1)
+    share = share / share.sum((-3, -2), keepdim=True)
+    mean = (share * means).sum((-3, -2), keepdim=True)
+    var = (share * (layer.history_vars + (means - mean).square())).sum((-3, -2))
+    return mean.flatten().to(dtype), var.flatten().to(dtype)
 
 
 def _has_statistics(module: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mixnorm.gmm import GaussianMixture
+from mixnorm.ops.reference import inverse_sqrt
 
 
 def gaussian_fisher_vector(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -35,16 +36,19 @@ def gaussian_fisher_information(std: Tensor) -> Tensor:
 def mixture_fisher_vector(x: Tensor, mixture: GaussianMixture) -> Tensor:
     """Eq. (fisher_vector_gmm): x (..., m, D) to (..., m, K, 2, D). A dropped component has zeros."""
     resp = mixture.responsibilities(x)
-    means, std = mixture.means.unsqueeze(-3), mixture.variances.sqrt().unsqueeze(-3)
-    in_use = (mixture.weights > 0).unsqueeze(-2)
-    factor = torch.where(in_use, resp * mixture.weights.rsqrt().unsqueeze(-2), 0.0)
-    std = torch.where(in_use.unsqueeze(-1), std, 1.0)
-    return factor[..., None, None] * gaussian_fisher_vector(x.unsqueeze(-2), means, std)
+    factor = resp * inverse_sqrt(mixture.weights).unsqueeze(-2)
+    # A dropped component may have a variance of 0.
+    std = torch.where((mixture.weights > 0).unsqueeze(-1), mixture.variances, 1.0).sqrt()
+    vectors = gaussian_fisher_vector(x.unsqueeze(-2), mixture.means.unsqueeze(-3), std.unsqueeze(-3))
+    return factor[..., None, None] * vectors
 
 
 def mixture_fisher_information(mixture: GaussianMixture) -> Tensor:
     """Eq. (fisher_information_matrix_gmm), the diagonal: (..., K, 2, D).
 
     The closed form assumes that each point belongs to one component, so it is exact for components that do not overlap.
+    A dropped component has zeros.
     """
-    return mixture.weights[..., None, None] * gaussian_fisher_information(mixture.variances.sqrt())
+    weights = mixture.weights.unsqueeze(-1)
+    std = torch.where(weights > 0, mixture.variances, 1.0).sqrt()
+    return weights.unsqueeze(-1) * gaussian_fisher_information(std)

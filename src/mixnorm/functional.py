@@ -49,8 +49,9 @@ def mixture_normalize(
     if x.dim() < 2 or resp.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"resp of shape {tuple(resp.shape)} does not fit x of shape {tuple(x.shape)}: "
-            f"expected x (..., m, D) and resp {(*x.shape[:-1], 'K')}"
+            "expected x (..., m, D) and resp (..., m, K)"
         )
+    _check_dtype(x)
     if x.numel() == 0:
         return empty_like_affine(x, weight, bias)
     dtype = ops.compute_dtype(x.dtype)
@@ -100,24 +101,28 @@ def mixture_inference(
     check_choice("mode", mode, INFERENCE_MODES)
     check_choice("activation", activation, (None, *reference.ACTIVATIONS))
     check_choice("affine_mode", affine_mode, AFFINE_MODES)
-    lead, dim = x.shape[:-2], x.shape[-1]
-    if x.dim() < 2 or means.shape != (*weights.shape, dim) or weights.shape[:-2] != lead or means.shape != variances.shape:
+    lead, slots, dim = x.shape[:-2], weights.shape[-2:-1], x.shape[-1:]
+    fits = x.dim() >= 2 and weights.dim() >= 2 and weights.shape[:-2] == lead
+    fits = fits and variances.shape == means.shape == (*weights.shape, *dim)
+    fits = fits and slot_weights.shape[-1:] == slots and slot_weights.dim() < weights.dim()
+    if not fits:
         raise ValueError(
-            f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, means {tuple(means.shape)} and variances "
-            f"{tuple(variances.shape)} do not fit together: expected (..., m, D), (..., T, K) and twice (..., T, K, D)"
+            f"x {tuple(x.shape)}, weights {tuple(weights.shape)}, means {tuple(means.shape)}, variances "
+            f"{tuple(variances.shape)} and slot_weights {tuple(slot_weights.shape)} do not fit together: expected "
+            "(..., m, D), (..., T, K), twice (..., T, K, D), and (T,) or (..., T)"
         )
+    _check_dtype(x)
     if x.numel() == 0:
         return empty_like_affine(x, weight, bias)
     dtype = ops.compute_dtype(x.dtype)
     weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
-    slots = weights.shape[-2]
     with no_autocast(x):
         y = ops.inference(
             _as_points(x),
             weights.detach().reshape(-1, *weights.shape[-2:]).to(dtype),
             means.detach().reshape(-1, *means.shape[-3:]).to(dtype),
             variances.detach().reshape(-1, *means.shape[-3:]).to(dtype),
-            slot_weights.detach().to(dtype).expand(*lead, slots).reshape(-1, slots),
+            slot_weights.detach().to(dtype).expand(*lead, *slots).reshape(-1, *slots),
             weight,
             bias,
             mode=mode,
@@ -147,6 +152,11 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raises a ``ValueError`` that names the value and the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, choices))}")
+
+
+def _check_dtype(x: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"x has dtype {x.dtype}: convert it to a floating point type first")
 
 
 def _as_points(x: Tensor) -> Tensor:

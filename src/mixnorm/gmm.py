@@ -63,7 +63,10 @@ class GaussianMixture:
         uniforms = torch.rand(
             (*self.weights.shape[:-1], count), dtype=self.weights.dtype, device=self.weights.device, generator=generator
         )
-        label = torch.searchsorted(self.weights.cumsum(-1), uniforms, right=True).clamp_max(self.num_components - 1)
+        cumulative = self.weights.cumsum(-1)  # it may end below 1, where a dropped component would begin
+        label = torch.searchsorted(cumulative, uniforms * cumulative[..., -1:], right=True).clamp_max(
+            self.num_components - 1
+        )
         index = label.unsqueeze(-1).expand(*label.shape, self.means.shape[-1])
         noise = torch.randn(index.shape, dtype=self.means.dtype, device=self.means.device, generator=generator)
         return self.means.gather(-2, index) + self.variances.gather(-2, index).sqrt() * noise
@@ -218,8 +221,8 @@ def sample_size(count: int, num_components: int, fraction: float, max_samples: i
 
 
 def _check_points(x: Tensor, num_components: int) -> None:
-    if x.dim() < 2 or x.shape[-2] == 0:
-        raise ValueError(f"x of shape {tuple(x.shape)} holds no points: expected (..., m, D) with m of at least 1")
+    if x.dim() < 2 or x.numel() == 0:
+        raise ValueError(f"x of shape {tuple(x.shape)} holds no points: expected (..., m, D) with none of them 0")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}: convert it to a floating point type first")
     if num_components < 1:

@@ -129,7 +129,9 @@ class MixtureHistory(nn.Module):
             sample = sample.squeeze(0)
         axis = self.history_weights.dim() - 2
         queue = self._sample_queue(sample, axis)
-        rows = torch.arange(queue.shape[-2], device=sample.device) % sample.shape[-2]
+        kept, found = queue.shape[-2], sample.shape[-2]
+        # Of more points than are kept every n-th, so that no image is left out; fewer are repeated.
+        rows = torch.arange(kept, device=sample.device) * max(found // kept, 1) % found
         newest = sample[..., rows, :].to(queue.dtype)
         shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), newest.unsqueeze(axis)), axis)
         taken = ops.can_be_kept(statistics, self.history_means.dtype)
@@ -154,13 +156,13 @@ class MixtureHistory(nn.Module):
 
         ``None`` where none are kept, or where they are so far apart that their squares are not finite.
         """
-        if torch.compiler.is_exporting():
+        if torch.compiler.is_exporting() or torch.jit.is_tracing():
             raise ValueError(
                 "inference='pooled' fits its mixture in evaluation, which cannot be exported: call mixnorm.distill(model) "
                 "first, which keeps that mixture"
             )
         samples = self.history_samples
-        if samples is None:
+        if samples is None or samples.is_meta:
             return None
         version = -1 if samples.is_inference() else samples._version  # an average of models copies into them
         if self._pooled is None or self._pooled[0] != version:
@@ -168,16 +170,17 @@ class MixtureHistory(nn.Module):
             filled = samples.isfinite().movedim(axis, 0).flatten(1).all(1).nonzero().squeeze(1)
             if filled.numel() == 0:
                 return None
-            pool = samples.index_select(axis, filled).flatten(axis, axis + 1)
-            fitted = gmm.fit_mixture(
-                pool,
-                self.num_components,
-                em_iters=self.em_iters,
-                min_weight=self.min_weight,
-                min_variance=max(self.eps, MIN_VARIANCE),
-                generator=fixed_generator(pool.device),
-                backend=self.backend,
-            )
+            with torch.inference_mode(False):  # a later evaluation may want a gradient under the same mixture
+                pool = samples.index_select(axis, filled).flatten(axis, axis + 1)
+                fitted = gmm.fit_mixture(
+                    pool,
+                    self.num_components,
+                    em_iters=self.em_iters,
+                    min_weight=self.min_weight,
+                    min_variance=max(self.eps, MIN_VARIANCE),
+                    generator=torch.Generator(pool.device).manual_seed(0),  # the same random numbers every time
+                    backend=self.backend,
+                )
             if not (fitted.means.isfinite().all() and fitted.variances.isfinite().all()):
                 return None
             self._pooled = (version, fitted)
@@ -197,12 +200,13 @@ class MixtureHistory(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        if prefix + "running_mean" in state_dict:
+        if prefix + "running_mean" in state_dict and prefix + "running_var" in state_dict:
             self._translate_batch_norm(state_dict, prefix, error_msgs)
         if self.keeps_history:
             # The samples come and go with the state dict: their number is not known before.
             samples = state_dict.get(prefix + "history_samples")
-            empty = None if samples is None else torch.empty_like(samples, device=self.history_weights.device)
+            with torch.inference_mode(False):
+                empty = None if samples is None else torch.empty_like(samples, device=self.history_weights.device)
             self.history_samples = empty if self.inference == "pooled" else None
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         self._forget()
@@ -238,8 +242,3 @@ class MixtureHistory(nn.Module):
         buffers["history_means"][..., -1, 0, :] = mean.view(shape)
         buffers["history_vars"][..., -1, 0, :] = var.view(shape)
         return buffers
-
-
-def fixed_generator(device: torch.device) -> torch.Generator | None:
-    """The same random numbers every time, for evaluation."""
-    return None if device.type == "meta" else torch.Generator(device).manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class _MixtureNorm(MixtureHistory):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
+        bias: bool = True,
         num_components: int = 3,
         em_iters: int = 2,
         seeding: str = "kmeans++",
@@ -79,15 +81,16 @@ class _MixtureNorm(MixtureHistory):
         self._check_options()
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        for name in ("weight", "bias"):
-            self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)) if affine else None)
+        for name, wanted in (("weight", affine), ("bias", affine and bias)):
+            self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)) if wanted else None)
         self._create_history(**factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         self.reset_running_stats()
-        if self.weight is not None and self.bias is not None:
+        if self.weight is not None:
             nn.init.ones_(self.weight)
+        if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     @property
@@ -121,6 +124,11 @@ class _MixtureNorm(MixtureHistory):
         return y.contiguous(memory_format=_memory_format(x))
 
     def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
+        if torch.jit.is_tracing():
+            raise ValueError(
+                f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
+                "torch.export where there is no history"
+            )
         start = self._warm_mixture(points) if self.seeding == "warm" and self.training else None
         ranks = None if group is None else distributed.meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
@@ -222,20 +230,20 @@ class _MixtureNorm(MixtureHistory):
         ops.check(self.backend)
         for name, least in (("num_features", 1), ("num_components", 1), ("history", 1), ("em_iters", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if not isinstance(value, Integral) or value < least:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
         if not 0 <= self.min_weight < 1:
             raise ValueError(f"min_weight={self.min_weight!r} must be in [0, 1): 0 drops no component")
-        if self.momentum is not None and not (isinstance(self.momentum, (int, float)) and 0 <= self.momentum <= 1):
+        if self.momentum is not None and not (isinstance(self.momentum, Real) and 0 <= self.momentum <= 1):
             raise ValueError(f"momentum={self.momentum!r} must be in [0, 1], or None to weigh the history evenly")
         if not self.eps >= 0:
             raise ValueError(f"eps={self.eps!r} must not be negative")
-        if self.max_samples is not None and not isinstance(self.max_samples, int):
+        if self.max_samples is not None and not isinstance(self.max_samples, Integral):
             raise ValueError(f"max_samples={self.max_samples!r} must be a whole number, or None for no bound")
         gmm.sample_size(1, self.num_components, self.sample_fraction, self.max_samples)
         if self.population == "group":
             groups = self.num_groups
-            if not isinstance(groups, int) or groups < 1 or self.num_features % groups:
+            if not isinstance(groups, Integral) or groups < 1 or self.num_features % groups:
                 raise ValueError(
                     f"num_groups={self.num_groups!r} must divide num_features={self.num_features} for population='group'"
                 )
@@ -278,7 +286,7 @@ class _MixtureNorm(MixtureHistory):
             "process_group": None,
         }
         changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
-        return ", ".join([text, *changed])
+        return ", ".join([text, *(["bias=False"] if self.affine and self.bias is None else []), *changed])
 
 
 def _in_backward() -> bool:
@@ -296,7 +304,8 @@ def _in_graph(points: Tensor) -> bool:
 def _memory_format(x: Tensor) -> torch.memory_format:
     """The memory format that batch norm would answer with."""
     for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.dim() == rank and x.is_contiguous(memory_format=memory_format) and not x.is_contiguous():
+        # In this order: vmap knows only whether a tensor is contiguous.
+        if x.dim() == rank and not x.is_contiguous() and x.is_contiguous(memory_format=memory_format):
             return memory_format
     return torch.contiguous_format
 
@@ -314,7 +323,7 @@ class MixtureNorm2d(_MixtureNorm):
     own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
-        num_features, eps, affine, track_running_stats, device, dtype: as in batch norm.
+        num_features, eps, affine, track_running_stats, device, dtype, bias: as in batch norm.
         momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly.
         num_components: K.
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mixnorm.ops import reference, reference_fit
 
@@ -256,7 +257,7 @@ def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tup
 def _implementation(points: Tensor, backend: str, components: int = 1, slots: int = 1) -> Any:
     """The module with faster functions for these points, or ``None`` for the reference."""
     check(backend)
-    if backend == "reference" or torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting():
+    if backend == "reference" or _is_followed():
         return None
     if backend == "triton" or (points.device.type == "cuda" and HAS_TRITON):
         from mixnorm.ops import triton
@@ -268,8 +269,15 @@ def _implementation(points: Tensor, backend: str, components: int = 1, slots: in
     if points.device.type == "cpu" and HAS_NUMBA:
         from mixnorm.ops import compiled
 
-        return compiled
+        return compiled if compiled.usable else None
     return None
+
+
+def _is_followed() -> bool:
+    """Whether something looks at each of PyTorch's operations: function transforms, forward-mode derivatives, a tracer."""
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        return True
+    return forward_ad._current_level >= 0
 
 
 def _is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:

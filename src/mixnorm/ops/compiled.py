@@ -5,6 +5,7 @@ Same functions and shapes as the reference, but for points (B, outer, inner, D) 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,17 @@ PRODUCT_BLOCK = 1 << 18  # elements of a block of points that goes through matri
 _threads = torch.get_num_threads()
 numba.get_num_threads()
 torch.set_num_threads(_threads)
+
+usable = True  # until a fork: OpenMP's threads are not in the child, and numba's next loop would end that process
+
+
+def _after_fork() -> None:
+    global usable
+    usable = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def fit(
@@ -337,7 +349,10 @@ _NOTHING = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, n
 def _call(kernel: Any, points: Tensor, *arguments: Any) -> None:
     """Calls a kernel with arrays for tensors, and an empty array for ``None``."""
     nothing = _NOTHING[points.dtype]
-    arrays = [nothing if a is None else a.detach().numpy() if isinstance(a, Tensor) else a for a in (points, *arguments)]
+    arrays = [
+        nothing if a is None else a.detach().resolve_neg().numpy() if isinstance(a, Tensor) else a
+        for a in (points, *arguments)
+    ]
     with _LOCK:
         kernel(*arrays)
 

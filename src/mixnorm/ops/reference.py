@@ -136,8 +136,8 @@ def inference(
     As in training, gradients stop at the posterior.
     """
     means, variances = means.flatten(-3, -2), variances.flatten(-3, -2)
-    with torch.no_grad():
-        log_density = log_densities(x, means, variances.clamp_min(eps))
+    with torch.no_grad():  # and detach: forward-mode derivatives do not stop at no_grad
+        log_density = log_densities(x.detach(), means, variances.clamp_min(eps))
         mixing = inference_mixing(log_density, weights, slot_weights, mode=mode)
     return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
 

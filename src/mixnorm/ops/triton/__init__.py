@@ -41,6 +41,8 @@ def obstacle(points: Tensor, components: int, slots: int = 1) -> str | None:
         return f"the input is on {points.device.type!r}, not on a GPU"
     if points.dtype not in DTYPES:
         return f"the input has dtype {points.dtype}, not float32, float16 or bfloat16"
+    if not torch.compiler.is_compiling() and points.is_neg():
+        return "the input is lazily negated, as the imaginary part of a conjugate is"
     if dim > tiles.MAX_DIM:
         return f"the points have {dim} dimensions, more than {tiles.MAX_DIM}"
     if components > MAX_COMPONENTS:
@@ -71,6 +73,7 @@ def mix_backward(
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the points, γ (D,) and β (D,); for ``over_ranks`` see :func:`gradient.mix_backward`."""
+    grad = grad.resolve_neg()  # of an output that goes into a complex number and its conjugate
     found, grad_weight, grad_bias = gradient.mix_backward(
         grad, points, _planar(resp), _contiguous(statistics), _dense(weight), _dense(bias), **options
     )
