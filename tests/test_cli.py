@@ -48,6 +48,11 @@ def test_what_prints_a_table_prints_json_as_well(path):
     assert ("--json" in known) == (path != ("bench", "plot"))  # which prints the names of files
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_can_show_where_an_error_arose(path):
+    assert "--debug" in {option for parameter in COMMANDS[path].params for option in parameter.opts}
+
+
 def test_python_m_mixnorm_without_a_terminal(tmp_path):
     process = start("reproduce", "--list", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
@@ -62,6 +67,7 @@ def test_a_group_without_a_command_shows_its_help():
         result = CliRunner().invoke(app, arguments, prog_name="mixnorm")
         assert "Usage:" in result.output
         assert "bench" in result.output
+        assert "--help says what there is" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _usage() -> Iterator[None]:
         yield
     except UsageError as error:
         message = error.format_message()  # type: ignore[attr-defined]
-        if "\n" in message:  # no mistake, but the help of a command that was called without anything
+        if "\n" in message or not message:  # no mistake, but the help of a command that was called without anything
             raise
         path = error.ctx.command_path if getattr(error, "ctx", None) else "mixnorm"  # type: ignore[attr-defined]
         fail(f"{message.rstrip('.')}; {path} --help says what there is")
