@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mixnorm.experiments.build import is_own
 from mixnorm.experiments.config import FEATURES
 from mixnorm.experiments.records import Record
 from mixnorm.reports.comparison import duration
@@ -108,7 +109,7 @@ def _settings(group: Group) -> dict[str, str]:
         "model": config.model,
         "data": config.data + (f", {100 * config.validation:g}% held out to test on" if config.validation else ""),
         "epochs": str(config.epochs),
-        "batch size": str(config.batch_size),
+        "batch size": "that of the loaders" if is_own(config.data) else str(config.batch_size),
         "optimizer": optimizer.name + constant.get(optimizer.name, ""),
         "learning rate": f"{optimizer.lr:g}",
         "weight decay": f"{optimizer.weight_decay:g}",
