@@ -88,7 +88,7 @@ def test_a_group_without_a_command_shows_its_help():
         (["compare", "--task", "gan", "--precision", "bf16"], "the grid comes with its own --precision: leave that out"),
         (["train", "-k", "5"], "-k, --em-iters and -o are of mixture norms: add --layers"),
         (["train", "-o", "inference=mixture"], "-k, --em-iters and -o are of mixture norms: add --layers"),
-        (["train", "dcgan/cifar10/bn"], "dcgan/cifar10/bn trains a generator: mixnorm reproduce dcgan/cifar10/bn --features"),
+        (["train", "dcgan/cifar10/bn"], "bn trains a generator: mixnorm reproduce dcgan/cifar10/bn --features"),
         (["compare", "--data", "no/such/folder"], "there is no folder no/such/folder: name one"),
         (["compare", "--data", "."], "has no official files of CIFAR-10 or CIFAR-100: choose"),
         (["compare", "--model", "digits-cn"], "there is no model 'digits-cn': use digits-cnn"),
