@@ -239,6 +239,25 @@ def test_events_for_tensorboard(tmp_path):
     assert "components/1" in events.Tags()["scalars"]
 
 
+def test_events_that_find_no_room_end_a_run_and_print_nothing(tmp_path, monkeypatch):
+    """They are written by a thread, whose traceback Python prints by itself."""
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer", reason="without tensorboard there are none")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.RecordWriter, "write", full)
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    with pytest.raises(OSError, match="No space left on device"):
+        run(config(), tmp_path)
+    assert printed == []
+    thread = threading.Thread(target=full)
+    thread.start()
+    thread.join()
+    assert len(printed) == 1  # that of other threads is as it was
+
+
 def test_it_runs_in_a_thread(tmp_path):
     """Where no signal can be handled."""
     results = []
