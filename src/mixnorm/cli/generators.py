@@ -80,5 +80,5 @@ def compare_points(
     from rich.console import Console
 
     console = Console()
-    console.print("", table.rich(), f"\n{answer}", sep="\n", highlight=False, markup=False)
+    console.print("", table.rich(console.width), f"\n{answer}", sep="\n", highlight=False, markup=False)
     console.print(f"\nThe report is {page}", highlight=False, soft_wrap=True)

@@ -104,7 +104,7 @@ def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool)
     console = Console()
     for table in tables:
         console.print()
-        console.print(table.rich())
+        console.print(table.rich(console.width))
     for sentence in answers:
         console.print(f"\n{sentence}", highlight=False, markup=False)
     console.print(f"\nThe report is {page}" if page else f"\nThe records are in {root}", highlight=False, soft_wrap=True)
