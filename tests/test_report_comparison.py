@@ -134,6 +134,35 @@ def test_the_answer_when_it_took_longer_or_only_some_seeds_got_there():
     assert "lower (2 seeds), which is within the spread of the seeds" in answer
 
 
+def test_the_answer_says_where_fewer_steps_are_within_the_spread():
+    """Batch norm gets to its best after 4, 4 and 2 epochs, mixture norm after 3, 3 and 4."""
+    late, early = BN_ERRORS, [0.5, 0.2, 0.3, 0.3]
+    made = []
+    for seed, (bn, mn) in enumerate([(late, MN_ERRORS), (late, MN_ERRORS), (early, late)]):
+        made += pair(bn, mn)
+        made[-2:] = [dataclasses.replace(one, config=dataclasses.replace(one.config, seed=seed)) for one in made[-2:]]
+    [answer] = comparison.answers(groups.families(made))
+    assert "in as many steps (650 instead of 650), and" in answer
+    made[-1] = record(made[-1].config, [0.4, 0.25, 0.15, 0.15])  # after 3 epochs, too: 0.33 ± 1.15 epochs fewer
+    [answer] = comparison.answers(groups.families(made))
+    assert "in 10% fewer steps (585 instead of 650, which is within the spread of the seeds), and" in answer
+
+
+def test_the_answer_where_batch_norm_has_one_seed_alone():
+    [answer] = comparison.answers(groups.families(pair(seeds=3)[:2] + pair(seeds=3)[3::2]))
+    assert "5.00 points higher (3 seeds, but one of batch norm, so the spread is not known)" in answer
+
+
+def test_many_comparisons_say_how_many_are_beyond_the_spread():
+    made = []
+    for i, errors in enumerate([(0.15, 0.15), (0.15, 0.15), (0.1, 0.24), (0.3, 0.3)]):  # batch norm has 0.2
+        for seed, error in enumerate(errors):
+            made.append(record(config("bn", epochs=1, seed=seed, batch_size=8 + i), [0.2]))
+            made.append(record(config("mn", epochs=1, seed=seed, batch_size=8 + i, mixture=MIXTURE), [error]))
+    [answer] = comparison.answers(groups.families(made))
+    assert "in 3, its own best accuracy is higher (by 3.00 to 5.00 points), in 2 of these by more than the spread" in answer
+
+
 def test_many_comparisons_have_one_sentence():
     made = []
     for i in range(5):
