@@ -18,6 +18,7 @@ except ModuleNotFoundError:
     raise SystemExit("The command line needs typer and rich: pip install 'mixnorm[tools]'") from None
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+GOES_ON = "\nInterrupted: the same command goes on from here."
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, which some versions of typer carry inside
 
 
