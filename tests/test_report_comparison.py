@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from record_helpers import BN_ERRORS, MIXTURE, MN_ERRORS, catalog_record, config, pair, record
 
-from mixnorm.reports import comparison, cost, details, groups, tables
+from mixnorm.reports import claims, comparison, cost, details, groups, tables
 
 
 def compared(made, key=groups.PLAIN):
@@ -172,6 +172,15 @@ def test_many_comparisons_have_one_sentence():
     assert "In 4 of 5 settings" in answer
     assert "25 to 25% fewer steps" in answer
     assert "in 4, its own best accuracy is higher (by 5.00 to 5.00 points); in 1, no run got there" in answer
+
+
+def test_the_table_says_how_its_shares_are_made():
+    """It has a share of the means, and the table of a document a mean of the shares."""
+    [family] = groups.families(pair(seeds=2))
+    assert any(note.startswith("Fewer steps and less time are of the means") for note in tables.speed(family).notes)
+    assert any("the share is a mean over the seeds" in note for note in claims.claims(family).notes)
+    [alone] = groups.families([record(config("bn", epochs=4), BN_ERRORS)])
+    assert not any("Fewer steps" in note for note in tables.speed(alone).notes)
 
 
 def test_accuracy_after_each_quarter():

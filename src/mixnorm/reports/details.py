@@ -39,7 +39,7 @@ def runs(families: Sequence[Family]) -> Table:
         Column("best", "best accuracy", unit="%"), Column("best_epoch", "in epoch", digits=0),
         Column("last", "last accuracy", unit="%"),
         Column("refilled", "best, statistics refilled", unit="%"), text_column("training", "training"),
-        text_column("all", "with evaluation"), text_column("folder", "folder"),
+        text_column("all", "in all"), text_column("folder", "folder"),
     ]  # fmt: skip
     rows = [{"run": group.name, **_run_row(run), "folder": folder} for group, run, folder in _all(families) if run.epochs]
     return Table("Every run", columns, rows).used()
@@ -102,7 +102,7 @@ def _settings(group: Group) -> dict[str, str]:
     }
     when = {
         "constant": "constant",
-        "exponential": f"× {schedule.factor:g} every {schedule.every} epochs",
+        "exponential": f"× {schedule.factor:g} every {f'{schedule.every} epochs' if schedule.every > 1 else 'epoch'}",
         "step": f"× {schedule.factor:g} at {', '.join(f'{100 * share:g}%' for share in schedule.at)} of the training",
     }
     told = {

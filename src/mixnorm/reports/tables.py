@@ -68,6 +68,8 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
                 row["gain"] = replace(made.gain, paper=told.get("gain"))
         rows.append(row)
     notes = ["The target is batch norm's best accuracy, with the same seed; its own row says when it got there itself."]
+    if any(row.get("fewer") is not None for row in rows):
+        notes.append("Fewer steps and less time are of the means over the seeds; a minus sign is more.")
     if any(partner(group, family.groups) is None for group in _with(family, key)):
         notes.append("A dash: no batch norm was trained with the same settings.")
     return Table(f"Steps to batch norm's best: {family.title}{WAYS[key]}", columns, rows, notes).used()
