@@ -54,6 +54,16 @@ def test_a_copy_of_a_run_counts_once_and_the_longer_wins():
     assert [len(r.epochs) for r in family.groups[0].runs] == [4]
 
 
+def test_a_run_that_was_done_twice_with_other_figures_is_told():
+    run, again = config("bn", epochs=4), [0.5, 0.4, 0.3, 0.21]
+    [family] = groups.families([record(run, BN_ERRORS), record(run, BN_ERRORS), record(run, BN_ERRORS[:2], end=None)])
+    assert not any("counts for nothing" in note for note in tables.accuracies(family).notes)  # copies say nothing else
+    [family] = groups.families([record(run, BN_ERRORS), record(run, again)])
+    assert "1 run has the settings and the seed of another that stands here, and counts for nothing." in (
+        tables.accuracies(family).notes
+    )
+
+
 def test_numbers_in_names_are_sorted_as_numbers():
     names = ["x/mn-10", "x/mn-2", "x/mn-1"]
     [family] = groups.families([record(config(name, epochs=4, mixture=MIXTURE), BN_ERRORS) for name in names])

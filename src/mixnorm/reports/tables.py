@@ -106,6 +106,10 @@ def _seed_notes(family: Family) -> list[str]:
             notes.append(
                 f"{len(runs)} run{'s' * (len(runs) > 1)} {what} and count{'s' * (len(runs) == 1)} for nothing here."
             )
+    again = sum(group.repeated for group in family.groups)
+    if again:
+        told = "1 run has" if again == 1 else f"{again} runs have"
+        notes.append(f"{told} the settings and the seed of another that stands here, and count{'s' * (again == 1)} for nothing.")
     if not all(group.finished for group in family.groups if group.runs):
         notes.append("Some runs are not finished, and stand here with the epochs they have.")
     return notes
