@@ -89,8 +89,8 @@ def answers(families: Sequence[Family]) -> list[str]:
             when = when or f"in {steps.n} of {steps.of} runs"
             runs = f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"
             found.append(
-                f"Mixture norm's generator reached batch norm's lowest {name} ({number.text(theirs)}) {when}; its own lowest is "
-                f"{number.text(ours)} ({runs})."
+                f"Mixture norm's generator reached batch norm's lowest {name} ({number.text(theirs)}) {when}; its own "
+                f"lowest is {number.text(ours)} ({runs})."
             )
     return found
 

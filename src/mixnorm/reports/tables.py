@@ -109,7 +109,9 @@ def _seed_notes(family: Family) -> list[str]:
     again = sum(group.repeated for group in family.groups)
     if again:
         told = "1 run has" if again == 1 else f"{again} runs have"
-        notes.append(f"{told} the settings and the seed of another that stands here, and count{'s' * (again == 1)} for nothing.")
+        notes.append(
+            f"{told} the settings and the seed of another that stands here, and count{'s' * (again == 1)} for nothing."
+        )
     if not all(group.finished for group in family.groups if group.runs):
         notes.append("Some runs are not finished, and stand here with the epochs they have.")
     return notes
