@@ -27,7 +27,9 @@ def make_step(norm, arguments, device):
     config = dataclasses.replace(catalog.get(f"dcgan/cifar10/{norm}").config, batch_size=arguments.batch_size)
     made = torch.Generator().manual_seed(0)
     count = arguments.updates * config.batch_size
-    noise = Images(torch.randint(256, (count, *IMAGE), dtype=torch.uint8, generator=made), torch.zeros(count, dtype=torch.long))
+    noise = Images(
+        torch.randint(256, (count, *IMAGE), dtype=torch.uint8, generator=made), torch.zeros(count, dtype=torch.long)
+    )
     dataset = DataSet("noise", noise, noise, 1, augment=False)
     channels_last = device.type == "cuda"
     source = Resident(dataset, config.batch_size, device=device, channels_last=channels_last, augment=False, signed=True)

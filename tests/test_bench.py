@@ -152,6 +152,7 @@ def test_inputs_that_cannot_be_made_are_recorded_for_every_variant(tmp_path, mon
         (["layer", "--only", "1x2x3x4"], "'1x2x3x4' matches no case here: choose from layer; 8x16x4x4; fp32, bf16"),
         (["layer", "--only", "K=7"], "K=1, K=3"),
         (["layer", "--backend", "cuda"], "choose from auto, reference, triton"),
+        (["layer", "--backend", "triton", "--device", "cpu"], "--backend triton cannot run on a CPU: use auto"),
         (["layer", "--layout", "nhwc"], "choose from channels_last, contiguous, both"),
         (["layer", "--device", "tpu"], "choose from auto, cuda, cpu"),
         (["layer", "--out", "no/such/folder/x.csv"], "there is no folder no/such/folder"),
@@ -159,7 +160,8 @@ def test_inputs_that_cannot_be_made_are_recorded_for_every_variant(tmp_path, mon
         (["plot", __file__], "is not a table"),
     ],
 )
-def test_a_mistake_is_one_sentence(arguments, sentence):
+def test_a_mistake_is_one_sentence(arguments, sentence, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     result = CliRunner().invoke(
         app, ["bench", *arguments, *(["--quick"] if arguments[0] == "layer" else [])], prog_name="mixnorm"
     )

@@ -199,6 +199,13 @@ def test_what_goes_wrong_in_training_names_the_users_functions():
             raise error
 
 
+def test_a_batch_of_one_says_what_to_do():
+    config = own("mine:build", "mine:loaders")
+    sentence = r"Expected more than 1 value.*: use larger batches, or drop_last=True in your loader"
+    with pytest.raises(ValueError, match=sentence), build.explained(config):
+        torch.nn.BatchNorm1d(3)(torch.zeros(1, 3))
+
+
 def test_a_fault_of_this_package_keeps_its_traceback():
     with pytest.raises(IndexError), build.explained(DIGITS.run("run", 0, mixture=False)):
         raise IndexError

@@ -48,6 +48,11 @@ def test_what_prints_a_table_prints_json_as_well(path):
     assert ("--json" in known) == (path != ("bench", "plot"))  # which prints the names of files
 
 
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_can_show_where_an_error_arose(path):
+    assert "--debug" in {option for parameter in COMMANDS[path].params for option in parameter.opts}
+
+
 def test_python_m_mixnorm_without_a_terminal(tmp_path):
     process = start("reproduce", "--list", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
@@ -62,6 +67,7 @@ def test_a_group_without_a_command_shows_its_help():
         result = CliRunner().invoke(app, arguments, prog_name="mixnorm")
         assert "Usage:" in result.output
         assert "bench" in result.output
+        assert "--help says what there is" not in result.output
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,12 @@ def test_a_group_without_a_command_shows_its_help():
         (["compare", "--lr", "-1"], "the learning rate is -1.0, but must be a number above 0"),
         (["compare", "--device", "tpu"], "--device tpu is unknown: choose from auto, cuda, cpu"),
         (["compare", "--data", "cfar10"], "data set 'cfar10' is unknown, but near cifar10"),
+        (["compare", "--features", "fid"], "--features is for generators: add --task gan"),
+        (["compare", "--task", "gan", "--data", "ring", "-j", "2"], "the ring comes with its own --jobs: leave that out"),
+        (["compare", "--task", "gan", "--precision", "bf16"], "the grid comes with its own --precision: leave that out"),
+        (["train", "-k", "5"], "-k, --em-iters and -o are of mixture norms: add --layers"),
+        (["train", "-o", "inference=mixture"], "-k, --em-iters and -o are of mixture norms: add --layers"),
+        (["train", "dcgan/cifar10/bn"], "bn trains a generator: mixnorm reproduce dcgan/cifar10/bn --features"),
         (["compare", "--data", "no/such/folder"], "there is no folder no/such/folder: name one"),
         (["compare", "--data", "."], "has no official files of CIFAR-10 or CIFAR-100: choose"),
         (["compare", "--model", "digits-cn"], "there is no model 'digits-cn': use digits-cnn"),

@@ -222,6 +222,14 @@ def test_a_users_model_and_data(users, tmp_path, no_pictures):
     assert mixture.epochs[0]["components"].keys() == {"1"}  # every batch norm, unless told otherwise
 
 
+@pytest.mark.parametrize("option", [("--batch-size", 8), ("--validation", 0.2)])
+def test_loaders_decide_on_batches_and_test_images_themselves(option, users, no_pictures):
+    """A report would else tell of held-out images, or of a batch size, that there never were."""
+    assert re.search(f":loaders comes with its own {option[0]}: leave that out", mistake(*own(users, *option)))
+    invoke(*own(users, "--epochs", 1, "--seeds", 1, "--out", "out"))
+    assert "| batch size | that of the loaders |" in Path("out/report.md").read_text()
+
+
 def test_a_loss_that_is_not_finite_in_some_of_the_runs(users, tmp_path, no_pictures):
     arguments = own(users, "--epochs", 2, "--seeds", 3, "--out", "out")
     result = invoke(*arguments, code=2)
@@ -260,7 +268,7 @@ def test_a_users_mistake(model, data, sentence, users):
 
 def test_one_run_of_either_norm(tmp_path):
     out = ["--out", tmp_path / "runs", "--epochs", 1, "--batch-size", 256]
-    batch_norm = json.loads(invoke("train", *QUICK, *out, "--json").stdout)
+    batch_norm = json.loads(invoke("train", "--device", "cpu", *out, "--json").stdout)
     assert batch_norm["report"] is None
     mixture_norm = invoke("train", *QUICK, *out, "--layers", "conv2,conv3.norm", "--seed", 3, "-k", 2, "--lr", 0.01).stdout
     assert f"The records are in {tmp_path / 'runs'}" in mixture_norm

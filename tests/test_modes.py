@@ -105,10 +105,31 @@ def test_the_command_compares_and_leaves_a_report(tmp_path, monkeypatch):
         scores = [result.score for result in kept if result.norm == row["norm"]]
         assert row["reached"]["mean"] == pytest.approx(sum(one.reached for one in scores) / 2)
         assert row["good"]["mean"] == pytest.approx(50 * sum(one.good for one in scores))
-        assert f"{row['norm']} reached {row['reached']['mean']:.1f} modes" in told["answers"][0]
+        number = "{mean:.1f} ± {deviation:.1f}".format
+        assert f"{row['norm']} reached {number(**row['reached'])} modes with {number(**row['good'])}%" in told["answers"][0]
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert told["answers"][0] in page
     assert page.count("<img ") == 1
     shown = invoke(*arguments)  # nothing is trained again
     assert "batch norm seed 1: " in shown.stdout
     assert "report.html" in shown.stdout
+    (tmp_path / "report.html").unlink()
+    again = json.loads(invoke("report", tmp_path, "--json").stdout)
+    assert (again["answers"], again["tables"]) == (told["answers"], told["tables"])
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page
+
+
+def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(generators, "UPDATES", 30)
+    run = modes.run
+
+    def cut(data, norm, seed, settings):
+        if (norm, seed) == ("mixture norm", 0):
+            raise KeyboardInterrupt
+        return run(data, norm, seed, settings)
+
+    monkeypatch.setattr(modes, "run", cut)
+    arguments = ["compare", "--task", "gan", "--data", "ring", "--seeds", "1", "--epochs", "1", "--out", tmp_path]
+    result = invoke(*arguments, code=130)
+    assert result.stderr.splitlines()[-1] == "Interrupted: the same command goes on from here."
+    assert [one.norm for one in read(tmp_path / "modes-ring.json")] == ["batch norm"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from record_helpers import BN_ERRORS, MIXTURE, MN_ERRORS, catalog_record, config, pair, record
 
-from mixnorm.reports import comparison, cost, details, groups, tables
+from mixnorm.reports import claims, comparison, cost, details, groups, tables
 
 
 def compared(made, key=groups.PLAIN):
@@ -52,6 +52,16 @@ def test_a_copy_of_a_run_counts_once_and_the_longer_wins():
     run = config("bn", epochs=4)
     [family] = groups.families([record(run, BN_ERRORS[:2], end=None), record(run, BN_ERRORS), record(run, BN_ERRORS[:3])])
     assert [len(r.epochs) for r in family.groups[0].runs] == [4]
+
+
+def test_a_run_that_was_done_twice_with_other_figures_is_told():
+    run, again = config("bn", epochs=4), [0.5, 0.4, 0.3, 0.21]
+    [family] = groups.families([record(run, BN_ERRORS), record(run, BN_ERRORS), record(run, BN_ERRORS[:2], end=None)])
+    assert not any("counts for nothing" in note for note in tables.accuracies(family).notes)  # copies say nothing else
+    [family] = groups.families([record(run, BN_ERRORS), record(run, again)])
+    assert "1 run has the settings and the seed of another that stands here, and counts for nothing." in (
+        tables.accuracies(family).notes
+    )
 
 
 def test_numbers_in_names_are_sorted_as_numbers():
@@ -134,6 +144,35 @@ def test_the_answer_when_it_took_longer_or_only_some_seeds_got_there():
     assert "lower (2 seeds), which is within the spread of the seeds" in answer
 
 
+def test_the_answer_says_where_fewer_steps_are_within_the_spread():
+    """Batch norm gets to its best after 4, 4 and 2 epochs, mixture norm after 3, 3 and 4."""
+    late, early = BN_ERRORS, [0.5, 0.2, 0.3, 0.3]
+    made = []
+    for seed, (bn, mn) in enumerate([(late, MN_ERRORS), (late, MN_ERRORS), (early, late)]):
+        made += pair(bn, mn)
+        made[-2:] = [dataclasses.replace(one, config=dataclasses.replace(one.config, seed=seed)) for one in made[-2:]]
+    [answer] = comparison.answers(groups.families(made))
+    assert "in as many steps (650 instead of 650), and" in answer
+    made[-1] = record(made[-1].config, [0.4, 0.25, 0.15, 0.15])  # after 3 epochs, too: 0.33 ± 1.15 epochs fewer
+    [answer] = comparison.answers(groups.families(made))
+    assert "in 10% fewer steps (585 instead of 650, which is within the spread of the seeds), and" in answer
+
+
+def test_the_answer_where_batch_norm_has_one_seed_alone():
+    [answer] = comparison.answers(groups.families(pair(seeds=3)[:2] + pair(seeds=3)[3::2]))
+    assert "5.00 points higher (3 seeds, but one of batch norm, so the spread is not known)" in answer
+
+
+def test_many_comparisons_say_how_many_are_beyond_the_spread():
+    made = []
+    for i, errors in enumerate([(0.15, 0.15), (0.15, 0.15), (0.1, 0.24), (0.3, 0.3)]):  # batch norm has 0.2
+        for seed, error in enumerate(errors):
+            made.append(record(config("bn", epochs=1, seed=seed, batch_size=8 + i), [0.2]))
+            made.append(record(config("mn", epochs=1, seed=seed, batch_size=8 + i, mixture=MIXTURE), [error]))
+    [answer] = comparison.answers(groups.families(made))
+    assert "in 3, its own best accuracy is higher (by 3.00 to 5.00 points), in 2 of these by more than the spread" in answer
+
+
 def test_many_comparisons_have_one_sentence():
     made = []
     for i in range(5):
@@ -143,6 +182,15 @@ def test_many_comparisons_have_one_sentence():
     assert "In 4 of 5 settings" in answer
     assert "25 to 25% fewer steps" in answer
     assert "in 4, its own best accuracy is higher (by 5.00 to 5.00 points); in 1, no run got there" in answer
+
+
+def test_the_table_says_how_its_shares_are_made():
+    """It has a share of the means, and the table of a document a mean of the shares."""
+    [family] = groups.families(pair(seeds=2))
+    assert any(note.startswith("Fewer steps and less time are of the means") for note in tables.speed(family).notes)
+    assert any("the share is a mean over the seeds" in note for note in claims.claims(family).notes)
+    [alone] = groups.families([record(config("bn", epochs=4), BN_ERRORS)])
+    assert not any("Fewer steps" in note for note in tables.speed(alone).notes)
 
 
 def test_accuracy_after_each_quarter():

@@ -90,8 +90,8 @@ def test_other_features_are_not_compared():
 def test_the_answer():
     [sentence] = gan.answers(families(couple()))
     assert sentence == (
-        "Mixture norm's generator reached batch norm's lowest CIFAR-feature Fréchet distance (38.50) in 12 updates instead "
-        "of 18; its own lowest is 33.50 (2 seeds)."
+        "Mixture norm's generator reached batch norm's lowest CIFAR-feature Fréchet distance (38.50 ± 0.71) in 12 updates "
+        "instead of 18; its own lowest is 33.50 ± 0.71 (2 seeds)."
     )
 
 

@@ -103,6 +103,8 @@ def test_what_is_done_is_not_done_again(finished):
     failed, shown = run(SETTINGS.pair(2), finished)
     assert not failed
     assert shown.count("finished after 0:00") == 4
+    steps = records.find(finished)[0].epochs[0]["steps"]
+    assert shown.count(f"1 epochs of {steps} steps, 1 of them done") == 4
     assert contents(finished) == before
 
 

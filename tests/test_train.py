@@ -12,6 +12,7 @@ from mixnorm.experiments import config as settings
 from mixnorm.experiments import records
 from mixnorm.experiments.progress import Silent
 from mixnorm.experiments.source import Loaders
+from mixnorm.experiments.step import evaluate
 from mixnorm.experiments.watch import NotFinite
 
 
@@ -138,6 +139,21 @@ def test_images_that_are_not_finite(tmp_path):
         run(config(mixture=None), tmp_path, source=Loaders(batches, batches, device="cpu"))
 
 
+def test_images_to_test_on_that_are_not_finite(tmp_path):
+    images = torch.randn(64, 1, 8, 8)
+    batches = [(images, torch.arange(64) % 10)]
+    spoiled = [(torch.where(torch.arange(64).view(-1, 1, 1, 1) == 5, torch.nan, images), batches[0][1])]
+    with pytest.raises(NotFinite, match="the images to test on are not finite: remove"):
+        run(config(mixture=None), tmp_path, source=Loaders(batches, spoiled, device="cpu"))
+
+
+def test_an_output_that_is_not_a_number_is_an_error_whatever_the_label():
+    labels = torch.zeros(4, dtype=torch.long)
+    logits = torch.tensor([[2.0, 1.0], [torch.nan, torch.nan], [torch.inf, 0.0], [0.0, 1.0]])
+    _, error = evaluate(nn.Identity(), [(logits, labels)], device=torch.device("cpu"), bf16=False)
+    assert error == 0.5
+
+
 def test_a_learning_rate_that_is_too_large(tmp_path):
     with pytest.raises(NotFinite, match=r"began at step \d+ with .*: use a learning rate smaller than 1e\+30"):
         run(config(optimizer=settings.Optimizer("nesterov", 1e30), mixture=None), tmp_path)
@@ -171,11 +187,35 @@ def test_loaders_train_and_resume_to_the_same_bit(tmp_path):
         ([], "has no batch"),
         ([torch.zeros(2, 1, 8, 8)], "a batch of the data is a Tensor: each must be a pair"),
         ([(torch.zeros(2, 1, 8, 8), [1, 2])], "a batch of the data is a tuple of Tensor, list"),
+        ([(torch.zeros(2, 1, 8, 8), torch.zeros(3))], r"\(2, 1, 8, 8\) and \(3,\): there must be a label for each image"),
     ],
 )
 def test_data_that_cannot_be_used(train_data, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         run(config(), tmp_path, source=Loaders(train_data, [], device="cpu"))
+
+
+class Missing(torch.utils.data.Dataset):
+    """A data set whose file is not there."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise FileNotFoundError(2, "No such file or directory", "photo.png")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_a_loader_that_cannot_read_a_file(side, workers, tmp_path):
+    """It is the loader's to mend: an OSError is a folder that the trainer cannot write."""
+    there = [(torch.randn(8, 1, 8, 8), torch.arange(8))]
+    broken = torch.utils.data.DataLoader(Missing(), batch_size=4, num_workers=workers)
+    both = (broken, there) if side == "train" else (there, broken)
+    sentence = r"the data cannot be read \(FileNotFoundError: .*No such file or directory: 'photo.png'\): mend the loader"
+    with pytest.raises(ValueError, match=sentence) as raised:
+        run(config(mixture=None), tmp_path, source=Loaders(*both, device="cpu"))
+    assert len(str(raised.value)) < 200
 
 
 def test_data_of_another_length_than_it_says(tmp_path):
@@ -197,6 +237,25 @@ def test_events_for_tensorboard(tmp_path):
     found = [event.value for event in events.Scalars("error/test")]
     assert found == pytest.approx([row["test_error"] for row in record.epochs])
     assert "components/1" in events.Tags()["scalars"]
+
+
+def test_events_that_find_no_room_end_a_run_and_print_nothing(tmp_path, monkeypatch):
+    """They are written by a thread, whose traceback Python prints by itself."""
+    writer = pytest.importorskip("tensorboard.summary.writer.record_writer", reason="without tensorboard there are none")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.RecordWriter, "write", full)
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
+    with pytest.raises(OSError, match="No space left on device"):
+        run(config(), tmp_path)
+    assert printed == []
+    thread = threading.Thread(target=full)
+    thread.start()
+    thread.join()
+    assert len(printed) == 1  # that of other threads is as it was
 
 
 def test_it_runs_in_a_thread(tmp_path):

@@ -6,6 +6,7 @@ A step reads nothing back from the GPU and leaves nothing behind, so that it can
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,6 +50,8 @@ class Variant:
 def backend_in_use(device: str, backend: str) -> str:
     """The implementation that "auto" stands for on this device; others as they are, after a check that they can run."""
     ops.check(backend)
+    if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError("--backend triton cannot run on a CPU: use auto")
     if backend != "auto":
         return backend
     if device == "cpu":

@@ -10,7 +10,7 @@ from mixnorm.bench.cases import BENCHMARKS, LAYOUTS, all_cases, select
 from mixnorm.bench.run import Settings, run
 from mixnorm.bench.steps import backend_in_use
 from mixnorm.bench.table import Table, read
-from mixnorm.cli.common import Commands, Device, Json, choice, choose_device, mistakes, print_json, typer
+from mixnorm.cli.common import Commands, Debug, Device, Json, choice, choose_device, mistakes, print_json, typer
 from mixnorm.ops.backend import BACKENDS
 
 bench = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure mixture norm beside batch norm.")
@@ -47,6 +47,7 @@ def _benchmark(name: str, text: str) -> None:
         layout: Layout = "channels_last",
         commit: Commit = None,
         as_json: Json = False,
+        debug: Debug = False,
     ) -> None:
         with mistakes():
             kind = choose_device(device).type
@@ -91,7 +92,7 @@ for _name, _text in BENCHMARKS.items():
 
 
 @bench.command("table")
-def bench_table(file: Tables, as_json: Json = False) -> None:
+def bench_table(file: Tables, as_json: Json = False, debug: Debug = False) -> None:
     """The table of a CSV again, with the goals.
 
     Example: mixnorm bench table bench.csv
@@ -108,7 +109,9 @@ def bench_table(file: Tables, as_json: Json = False) -> None:
 
 @bench.command("plot")
 def bench_plot(
-    file: Tables, out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path("plots")
+    file: Tables,
+    out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path("plots"),
+    debug: Debug = False,
 ) -> None:
     """Pictures of a CSV.
 

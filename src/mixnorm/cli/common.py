@@ -18,6 +18,7 @@ except ModuleNotFoundError:
     raise SystemExit("The command line needs typer and rich: pip install 'mixnorm[tools]'") from None
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+GOES_ON = "\nInterrupted: the same command goes on from here."
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, which some versions of typer carry inside
 
 
@@ -45,7 +46,7 @@ def _usage() -> Iterator[None]:
         yield
     except UsageError as error:
         message = error.format_message()  # type: ignore[attr-defined]
-        if "\n" in message:  # no mistake, but the help of a command that was called without anything
+        if "\n" in message or not message:  # no mistake, but the help of a command that was called without anything
             raise
         path = error.ctx.command_path if getattr(error, "ctx", None) else "mixnorm"  # type: ignore[attr-defined]
         fail(f"{message.rstrip('.')}; {path} --help says what there is")

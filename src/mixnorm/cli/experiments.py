@@ -95,6 +95,11 @@ def compare(
                 weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
             )  # fmt: skip
             if generators.is_plane(data or "grid"):
+                refuse(
+                    f"the {data or 'grid'}", precision=None if precision == "fp32" else precision, features=features,
+                    recalibrate=recalibrate or None, jobs=None if jobs == 1 else jobs, address=address,
+                    engine=None if engine == "local" else engine, device=None if device in ("auto", "cpu") else device,
+                )  # fmt: skip
                 generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
                 raise typer.Exit(0)
         with for_many(engine, address, device, jobs) as where:
@@ -102,6 +107,8 @@ def compare(
                 refuse("DCGAN", components=components, em_iters=em_iters)
                 code = _compare_generators(str(data), seeds, epochs, recalibrate, precision, features, where, out, as_json)
             else:
+                if features is not None:
+                    raise ValueError("--features is for generators: add --task gan, or leave it out")
                 settings, folder = settings_of(
                     data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
                     weight_decay, recalibrate, precision, validation, norm_momentum, where.device,
@@ -168,6 +175,8 @@ def train(
     with mistakes(), for_one(device) as where:
         if name is not None:
             found = catalog.get(name).config
+            if found.gan is not None:
+                raise ValueError(f"{name} trains a generator: mixnorm reproduce {name} --features RUN does that")
             refuse(
                 name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
                 option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
@@ -175,6 +184,8 @@ def train(
             config = as_asked(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
+            if not layers and not components is em_iters is option is None:
+                raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
             settings, folder = settings_of(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
                 recalibrate, precision, validation, norm_momentum, where.device,

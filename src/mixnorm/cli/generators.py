@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixnorm import reports
-from mixnorm.cli.common import mistakes, print_json, typer
+from mixnorm.cli.common import GOES_ON, INTERRUPTED, mistakes, print_json, typer
 from mixnorm.experiments import catalog, modes
 from mixnorm.experiments import features as feature_networks
 from mixnorm.experiments.config import RunConfig
@@ -72,7 +72,11 @@ def compare_points(
 
     with mistakes():
         typer.echo(f"Generators of the {data}, {settings.steps:,} updates each, {2 * seeds} of them", err=as_json)
-        results = modes.compare(data, root, seeds=seeds, settings=settings, done=tell)
+        try:
+            results = modes.compare(data, root, seeds=seeds, settings=settings, done=tell)
+        except KeyboardInterrupt:
+            typer.echo(GOES_ON, err=True)
+            raise typer.Exit(INTERRUPTED) from None
         page, table, answer = reports.write_modes(root, data, results)
     if as_json:
         print_json({"answers": [answer], "tables": [table.json()], "folder": str(root), "report": str(page)})
@@ -80,5 +84,5 @@ def compare_points(
     from rich.console import Console
 
     console = Console()
-    console.print("", table.rich(), f"\n{answer}", sep="\n", highlight=False, markup=False)
+    console.print("", table.rich(console.width), f"\n{answer}", sep="\n", highlight=False, markup=False)
     console.print(f"\nThe report is {page}", highlight=False, soft_wrap=True)

@@ -71,6 +71,8 @@ def settings_of(
             raise ValueError(f"there is no folder {data}: name one with CIFAR's official files, or a data set")
         folder, data = Path(data), cifar.name_of(Path(data))
     choice("--precision", precision, PRECISIONS)
+    if is_own(data):
+        refuse(data, batch_size=batch_size, validation=validation or None)
     settings = defaults(data, model)
     choice("--optimizer", optimizer or settings.optimizer.name, OPTIMIZERS)
     chosen = {"name": optimizer, "lr": lr, "weight_decay": weight_decay}
@@ -91,7 +93,7 @@ def settings_of(
 
 
 def refuse(name: str, remedy: str = "", **settings: Any) -> None:
-    """Settings that an experiment of the paper has of its own."""
+    """Settings that an experiment of the paper, or a user's data, has of its own."""
     given = [f"--{setting.replace('_', '-')}" for setting in _given(settings)]
     if given:
         raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out{remedy}")

@@ -44,11 +44,15 @@ def report(
         found = records.find(folder)
         if keep is not None:
             records.keep(found, keep)
+        points = reports.points_in(folder) if document is None and not found else {}
+        tables, answers = reports.summary(found)
+        for data, results in points.items():
+            page, table, answer = reports.write_modes(folder, data, results)
+            tables, answers = [*tables, table], [*answers, answer]
         if document is not None:
             page = reports.write_document(document, folder, found, bench=bench)
-        else:
+        elif not points:
             page = reports.write(folder, found, title=title, bench=bench)
-        tables, answers = reports.summary(found)
     if as_json:
         print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
         return

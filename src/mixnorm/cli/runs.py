@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from mixnorm import reports
-from mixnorm.cli.common import INTERRUPTED, print_json, show_trace, typer
+from mixnorm.cli.common import GOES_ON, INTERRUPTED, print_json, show_trace, typer
 from mixnorm.cli.engines import Engine
 from mixnorm.cli.results import inspect_run
 from mixnorm.experiments import suite
@@ -51,7 +51,7 @@ def run_and_report(
             )  # fmt: skip
     except KeyboardInterrupt:
         code = INTERRUPTED
-        typer.echo("\nInterrupted: the same command goes on from here.", err=True)
+        typer.echo(GOES_ON, err=True)
     _tell(failed)
     found = [record for record in (recorded(config, root) for config in configs) if record]
     if any(record.epochs for record in found):
@@ -104,7 +104,7 @@ def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool)
     console = Console()
     for table in tables:
         console.print()
-        console.print(table.rich())
+        console.print(table.rich(console.width))
     for sentence in answers:
         console.print(f"\n{sentence}", highlight=False, markup=False)
     console.print(f"\nThe report is {page}" if page else f"\nThe records are in {root}", highlight=False, soft_wrap=True)

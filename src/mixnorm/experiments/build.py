@@ -18,7 +18,7 @@ from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert, data, 
 from mixnorm.data import DataSet, Resident
 from mixnorm.data.download import Progress
 from mixnorm.experiments.config import Mixture, RunConfig
-from mixnorm.experiments.source import Loaders, Source
+from mixnorm.experiments.source import Loaders, Source, told
 from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.watch import NotFinite
 
@@ -144,7 +144,7 @@ def own(name: str) -> Callable[..., Any]:
             f"there is no module {error.name!r}: run the command in the folder of {error.name.split('.')[0]}.py"
         ) from error
     except Exception as error:
-        raise ValueError(f"{module_name} cannot be imported ({_told(error)}): mend it, --debug shows where") from error
+        raise ValueError(f"{module_name} cannot be imported ({told(error)}): mend it, --debug shows where") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
@@ -160,7 +160,7 @@ def _called(name: str, **wanted: Any) -> Any:
         known = inspect.signature(function).parameters
         return function(**{key: value for key, value in wanted.items() if key in known and value is not None})
     except Exception as error:
-        raise ValueError(f"{name} raised {_told(error)}: mend it, --debug shows where") from error
+        raise ValueError(f"{name} raised {told(error)}: mend it, --debug shows where") from error
 
 
 @contextmanager
@@ -170,17 +170,17 @@ def explained(config: RunConfig) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise ValueError("the memory of the GPU is full: use a smaller batch, or run fewer --jobs at once") from error
-    except (ValueError, OSError, NotFinite):
+    except ValueError as error:
+        if str(error).startswith("Expected more than 1 value per channel"):  # PyTorch's batch norm, which knows no remedy
+            raise ValueError(f"{error}: use larger batches, or drop_last=True in your loader") from error
+        raise
+    except (OSError, NotFinite):
         raise
     except Exception as error:
         yours = [name for name in (config.model, config.data) if is_own(name)]
         if not yours:
             raise
-        raise ValueError(f"to train {' with '.join(yours)} raised {_told(error)}: mend it, --debug shows where") from error
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(f"to train {' with '.join(yours)} raised {told(error)}: mend it, --debug shows where") from error
 
 
 def _kind(value: Any) -> str:

@@ -19,7 +19,8 @@ from mixnorm.experiments.forms import FORMS, RECOMMENDED
 # Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
 COST = PAPER_COST
 
-# The figures with test-error curves: the paper's, and those of the recommended form. DenseNet's also shows training error and both losses.
+# The figures with test-error curves: the paper's, and those of the recommended form. DenseNet's also shows training error
+# and both losses.
 FIGURES = {
     "cifar-cnn/small-lr/cifar10": "CIFAR CNN, CIFAR-10, small learning rate",
     "cifar-cnn/small-lr/cifar100": "CIFAR CNN, CIFAR-100, small learning rate",

@@ -13,6 +13,7 @@ from mixnorm.experiments.source import Source
 from mixnorm.experiments.step import TrainingStep, autocast, evaluate
 from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.training import Training, load_statistics
+from mixnorm.experiments.watch import NotFinite
 
 GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
 
@@ -41,6 +42,8 @@ class ClassifierTraining(Training):
         load_statistics(model, self.watched)
         where: dict[str, Any] = {"device": self.device, "bf16": self.bf16, "team": self.team}
         test = evaluate(model, self.source.test_batches(batch), **where)
+        if not test[0].isfinite() and any(not images.isfinite().all() for images, _ in self.source.test_batches(batch)):
+            raise NotFinite("the images to test on are not finite: remove what is infinite or not a number from the data")
         if not self.config.recalibrate:
             return test.tolist(), [None, None]
         with autocast(self.device, self.bf16):

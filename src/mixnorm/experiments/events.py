@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,13 @@ class Events:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError:
             return
-        self._writer = SummaryWriter(folder, purge_step=done + 1)
+        # What its thread cannot write, as on a full disk, the next call raises; the thread need not tell it as well.
+        self._before, threading.excepthook = threading.excepthook, _without_files
+        try:
+            self._writer = SummaryWriter(folder, purge_step=done + 1)
+        except OSError:
+            threading.excepthook = self._before
+            raise
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         if self._writer is None:
@@ -45,4 +52,12 @@ class Events:
 
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
-            self._writer.close()
+            try:
+                self._writer.close()
+            finally:
+                threading.excepthook = self._before
+
+
+def _without_files(error: threading.ExceptHookArgs) -> None:
+    if not issubclass(error.exc_type, OSError):
+        threading.__excepthook__(error)

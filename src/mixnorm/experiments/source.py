@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_WORKER = "Original Traceback (most recent call last)"  # as PyTorch begins it
 
 
 class Source(Protocol):
@@ -69,11 +72,13 @@ class Loaders:
 
     def start_epoch(self, seed: int, epoch: int) -> None:
         seed_everything(seed, epoch)
-        self._batches = iter(self.train)
+        with _reading():
+            self._batches = iter(self.train)
 
     def batch(self, step: Tensor) -> tuple[Tensor, Tensor]:
         try:
-            batch = next(self._batches)
+            with _reading():
+                batch = next(self._batches)
         except StopIteration:
             raise ValueError(
                 f"the training data ended before its {self.steps_per_epoch} batches: its __len__ must be the number of "
@@ -83,16 +88,19 @@ class Loaders:
 
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """In the loader's own batches: ``batch_size`` is for data sets that are cut up here."""
-        return (self._placed(batch) for batch in self.test)
+        return map(self._placed, _read(self.test))
 
     def train_batches(self, count: int, seed: int) -> Iterator[Tensor]:
         seed_everything(seed, 0)
-        return (self._placed(batch)[0] for batch in itertools.islice(self.train, count))
+        return (self._placed(batch)[0] for batch in itertools.islice(_read(self.train), count))
 
     def _placed(self, batch: Any) -> tuple[Tensor, Tensor]:
         pair = isinstance(batch, (tuple, list)) and len(batch) == 2
         if not pair or not all(isinstance(part, Tensor) for part in batch):
             raise ValueError(f"a batch of the data is {_kind(batch)}: each must be a pair of tensors, (images, labels)")
+        if batch[0].shape[:1] != batch[1].shape[:1]:
+            sizes = " and ".join(str(tuple(part.shape)) for part in batch)
+            raise ValueError(f"images and labels of a batch have the shapes {sizes}: there must be a label for each image")
         images, labels = (part.to(self.device, non_blocking=True) for part in batch)
         if self.channels_last and images.dim() == 4:
             images = images.contiguous(memory_format=torch.channels_last)
@@ -106,6 +114,26 @@ def seed_everything(seed: int, epoch: int, rank: int = 0) -> None:
     torch.manual_seed(number)
     random.seed(number)
     np.random.seed(number % 2**32)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Tells a file that a loader cannot read from one that the trainer cannot write."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"the data cannot be read ({told(error)}): mend the loader, --debug shows where") from error
+
+
+def _read(data: Iterable[Any]) -> Iterator[Any]:
+    with _reading():
+        yield from data
+
+
+def told(error: Exception) -> str:
+    """What a user's code raised, on one line. A worker of a loader sends its whole traceback; its last line says it."""
+    text = str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())}" if _WORKER not in text else text.strip().splitlines()[-1]
 
 
 def _kind(batch: Any) -> str:

@@ -163,7 +163,7 @@ def evaluate(
         with autocast(device, bf16):
             logits = model(images)
         logits = logits.float()
-        wrong = (logits.argmax(1) != labels).sum()
+        wrong = ((logits.argmax(1) != labels) | logits.isnan().any(1)).sum()  # argmax would take NaN for the first class
         total += torch.stack((F.cross_entropy(logits, labels, reduction="sum"), wrong.float()))
         count += len(labels)
     if team.size > 1:

@@ -71,9 +71,9 @@ def run_all(
         if record is None or not record.finished or team.size > 1:  # whose first rank tells the others
             todo.append(config)
         else:
-            progress = display.run(run_name(config))
-            progress.start(config.name, config.epochs, 1, done=config.epochs)
-            progress.epoch(record.epochs[-1])
+            progress, last = display.run(run_name(config)), record.epochs[-1]
+            progress.start(config.name, config.epochs, last["steps"] // last["epoch"], done=config.epochs)
+            progress.epoch(last)
             progress.end("finished")
     queue, place = Queue(todo, display), Place(root, device, files)
     if cluster is not None:

@@ -18,7 +18,7 @@ from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
 from mixnorm.reports.table import Table
 from mixnorm.reports.tables import accuracies, speed
 
-__all__ = ["summary", "write", "write_document", "write_modes"]
+__all__ = ["points_in", "summary", "write", "write_document", "write_modes"]
 
 
 def write(
@@ -51,10 +51,15 @@ def write_document(path: Path, folder: Path, records: Sequence[Record], bench: P
     """
     _check(records, folder)
     findings = folder / document.FINDINGS
-    points = {data: found for data in DATA if (found := read_points(folder / POINTS.format(data)))}
+    points = points_in(folder)
     rows = [] if bench is None else bench_table.read(bench)
     told = findings if findings.exists() else None
     return document.write(path, records, findings=told, points=points, cost_rows=rows)
+
+
+def points_in(folder: Path) -> dict[str, list[Result]]:
+    """The generators of points in the plane that a folder has, by their data."""
+    return {data: found for data in DATA if (found := read_points(folder / POINTS.format(data)))}
 
 
 def write_modes(folder: Path, data: str, results: Sequence[Result]) -> tuple[Path, Table, str]:

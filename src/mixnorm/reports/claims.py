@@ -35,7 +35,7 @@ def claims(family: Family) -> Table:
             refilled = compare(group, base, RECALIBRATED).gain
             row |= {"refilled": refilled, "refilled_is": verdict(refilled)}
         rows.append(row)
-    notes = [SPREAD, "Steps are to batch norm's largest accuracy with the same seed."]
+    notes = [SPREAD, "Steps are to batch norm's largest accuracy with the same seed; the share is a mean over the seeds."]
     return Table(f"Mixture norm against batch norm: {family.title}", columns, rows, notes).used()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mixnorm.experiments.records import Record
@@ -20,6 +20,7 @@ class Comparison:
         steps: gradient updates to batch norm's largest accuracy (with the same seed, where there is one).
         seconds: of training alone, to the same.
         gain: points of the largest accuracy above batch norm's, over pairs of the same seed where all have one.
+        saved: steps fewer than batch norm's, over the same pairs.
     """
 
     group: Group
@@ -31,6 +32,7 @@ class Comparison:
     seconds: Measured
     base_seconds: Measured
     gain: Measured
+    saved: Measured
 
     @property
     def fewer_steps(self) -> float | None:
@@ -39,6 +41,11 @@ class Comparison:
     @property
     def less_time(self) -> float | None:
         return _less(self.seconds, self.base_seconds)
+
+    @property
+    def as_soon(self) -> bool:
+        """Whether it takes fewer steps, or more, by less than what differs from seed to seed."""
+        return is_within(self.saved)
 
 
 def compare(group: Group, base: Group, key: str = PLAIN) -> Comparison:
@@ -53,6 +60,7 @@ def compare(group: Group, base: Group, key: str = PLAIN) -> Comparison:
         _to_target(group.runs, base, "train_seconds", key),
         _to_target(partners, base, "train_seconds", key),
         _gain(group.runs, partners, key),
+        _difference(partners, group.runs, lambda run: _steps_to_target(run, base, key)),
     )
 
 
@@ -94,7 +102,14 @@ def _steps_to_target(run: Record, base: Group, key: str) -> float | None:
 
 
 def _gain(runs: Sequence[Record], partners: Sequence[Record], key: str, until: int | None = None) -> Measured:
-    ours, theirs = ([accuracy(run, key, until) for run in part] for part in (runs, partners))
+    return _difference(runs, partners, lambda run: accuracy(run, key, until))
+
+
+def _difference(
+    runs: Sequence[Record], partners: Sequence[Record], figure: Callable[[Record], float | None]
+) -> Measured:  # fmt: skip
+    """How much more than their partners runs have of a figure, seed by seed where the seeds are the same."""
+    ours, theirs = ([figure(run) for run in part] for part in (runs, partners))
     if [run.config.seed for run in runs] == [run.config.seed for run in partners]:
         return Measured.over(None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True))
     a, b = Measured.over(ours), Measured.over(theirs)
@@ -102,6 +117,11 @@ def _gain(runs: Sequence[Record], partners: Sequence[Record], key: str, until: i
         return Measured(None, n=0, of=a.of)
     deviation = None if a.deviation is None or b.deviation is None else math.hypot(a.deviation, b.deviation)
     return Measured(a.mean - b.mean, deviation, a.n, a.of)
+
+
+def is_within(difference: Measured) -> bool:
+    """Whether a difference is smaller than its spread over the seeds."""
+    return difference.mean is not None and difference.deviation is not None and abs(difference.mean) < difference.deviation
 
 
 def _less(ours: Measured, theirs: Measured) -> float | None:
@@ -148,6 +168,10 @@ def overview(comparisons: Sequence[Comparison]) -> str:
     text += f" ({min(sooner):.0f} to {max(sooner):.0f}% fewer steps)" if sooner else ""
     text += f"; in {len(better)}, its own best accuracy is higher"
     text += f" (by {min(better):.2f} to {max(better):.2f} points)" if better else ""
+    if better and any(made.gain.deviation is not None for made in comparisons):
+        clear = [one for one in (made.gain for made in comparisons) if one.deviation is not None and not is_within(one)]
+        higher = sum(one.mean is not None and one.mean > 0 for one in clear)
+        text += f", in {higher} of these by more than the spread of the seeds"
     return text + (f"; in {never}, no run got there." if never else ".")
 
 
@@ -159,23 +183,26 @@ def sentence(made: Comparison, named: bool = False) -> str:
     fewer, steps = made.fewer_steps, made.steps
     if fewer is not None:
         share = "as many steps" if abs(fewer) < 0.5 else f"{abs(fewer):.0f}% {'fewer' if fewer > 0 else 'more'} steps"
-        counts = f"({steps.mean:,.0f} instead of {made.base_steps.mean:,.0f})"
+        within = ", which is within the spread of the seeds" if made.as_soon and share != "as many steps" else ""
+        counts = f"({steps.mean:,.0f} instead of {made.base_steps.mean:,.0f}{within})"
         return f"{who} reached {goal} in {share} {counts}, and {_ended(made)}. {_time(made)}".rstrip()
     if steps.n:
         return f"{who} reached {goal} in {steps.n} of {steps.of} runs, and {_ended(made)}."
-    return f"{who} did not reach {goal} in {epochs} epochs: {_ended(made)}."
+    return f"{who} did not reach {goal} in {epochs} epoch{'s' * (epochs > 1)}: {_ended(made)}."
 
 
 def _ended(made: Comparison) -> str:
     gain = made.gain
     assert gain.mean is not None  # both have an accuracy, or there were no comparison
     seeds = f"{gain.of} seeds" if gain.of > 1 else "one seed, so the spread is not known"
+    if gain.of > 1 and len(made.base.runs) == 1:
+        seeds += ", but one of batch norm, so the spread is not known"
     if round(abs(gain.mean), 2) == 0:
         return f"its best accuracy is the same ({seeds})"
     spread, within = "", ""
     if gain.deviation is not None:
         spread = f" ± {gain.deviation:.2f}"
-        within = ", which is within the spread of the seeds" if abs(gain.mean) < gain.deviation else ""
+        within = ", which is within the spread of the seeds" if is_within(gain) else ""
     points = f"{abs(gain.mean):.2f}{spread} points {'higher' if gain.mean > 0 else 'lower'}"
     return f"its best accuracy is {points} ({seeds}){within}"
 

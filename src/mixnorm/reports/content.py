@@ -165,7 +165,8 @@ def _key_figures(families: Sequence[Family]) -> tuple[tuple[str, str], ...]:
     found = []
     if one.fewer_steps is not None:
         word = "fewer" if one.fewer_steps >= 0 else "more"
-        found.append((f"{abs(one.fewer_steps):.0f}%", f"{word} steps to batch norm's best"))
+        within = ", within the spread" if one.as_soon else ""
+        found.append((f"{abs(one.fewer_steps):.0f}%", f"{word} steps to batch norm's best{within}"))
     else:
         found.append((f"{one.steps.n} of {one.steps.of}", "runs reached batch norm's best"))
     if one.gain.mean is not None:

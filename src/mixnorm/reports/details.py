@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from mixnorm.experiments.build import is_own
 from mixnorm.experiments.config import FEATURES
 from mixnorm.experiments.records import Record
 from mixnorm.reports.comparison import duration
@@ -38,7 +39,7 @@ def runs(families: Sequence[Family]) -> Table:
         Column("best", "best accuracy", unit="%"), Column("best_epoch", "in epoch", digits=0),
         Column("last", "last accuracy", unit="%"),
         Column("refilled", "best, statistics refilled", unit="%"), text_column("training", "training"),
-        text_column("all", "with evaluation"), text_column("folder", "folder"),
+        text_column("all", "in all"), text_column("folder", "folder"),
     ]  # fmt: skip
     rows = [{"run": group.name, **_run_row(run), "folder": folder} for group, run, folder in _all(families) if run.epochs]
     return Table("Every run", columns, rows).used()
@@ -101,14 +102,14 @@ def _settings(group: Group) -> dict[str, str]:
     }
     when = {
         "constant": "constant",
-        "exponential": f"× {schedule.factor:g} every {schedule.every} epochs",
+        "exponential": f"× {schedule.factor:g} every {f'{schedule.every} epochs' if schedule.every > 1 else 'epoch'}",
         "step": f"× {schedule.factor:g} at {', '.join(f'{100 * share:g}%' for share in schedule.at)} of the training",
     }
     told = {
         "model": config.model,
         "data": config.data + (f", {100 * config.validation:g}% held out to test on" if config.validation else ""),
         "epochs": str(config.epochs),
-        "batch size": str(config.batch_size),
+        "batch size": "that of the loaders" if is_own(config.data) else str(config.batch_size),
         "optimizer": optimizer.name + constant.get(optimizer.name, ""),
         "learning rate": f"{optimizer.lr:g}",
         "weight decay": f"{optimizer.weight_decay:g}",

@@ -98,7 +98,12 @@ def _measured(family: Family, folder: Path) -> Section:
 
 def _chosen(family: Family) -> Section:
     text = "The test images were not looked at here: what is called test accuracy is that of training images held out."
-    tables = [claims.claims(family), accuracies(family, paper=False), accuracies(family, RECALIBRATED), claims.staleness(family)]
+    tables = [
+        claims.claims(family),
+        accuracies(family, paper=False),
+        accuracies(family, RECALIBRATED),
+        claims.staleness(family),
+    ]
     return Section(family.title, (text,), tuple(table for table in tables if table.rows), commands=commands(family))
 
 

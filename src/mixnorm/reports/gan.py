@@ -73,7 +73,7 @@ def distances(family: Family, paper: bool = True) -> Table:
 
 def answers(families: Sequence[Family]) -> list[str]:
     """A sentence for each mixture norm with a batch norm beside it."""
-    found = []
+    found, number = [], Column("", "")
     for family in families:
         for group in family.groups:
             base = partner(group, family.groups)
@@ -89,8 +89,8 @@ def answers(families: Sequence[Family]) -> list[str]:
             when = when or f"in {steps.n} of {steps.of} runs"
             runs = f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"
             found.append(
-                f"Mixture norm's generator reached batch norm's lowest {name} ({theirs.mean:.2f}) {when}; its own lowest is "
-                f"{ours.mean:.2f} ({runs})."
+                f"Mixture norm's generator reached batch norm's lowest {name} ({number.text(theirs)}) {when}; its own "
+                f"lowest is {number.text(ours)} ({runs})."
             )
     return found
 

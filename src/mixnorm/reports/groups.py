@@ -25,6 +25,7 @@ class Group:
         config: of the first run.
         runs: the runs that count, in the order of their seeds: those that finished or, where none did, those with an epoch.
         left_out: the others.
+        repeated: how many more have the settings and the seed of one of these but other figures, and count for nothing.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Group:
     config: RunConfig
     runs: tuple[Record, ...]
     left_out: tuple[Record, ...] = ()
+    repeated: int = 0
 
     @property
     def is_batch_norm(self) -> bool:
@@ -72,7 +74,8 @@ def families(records: Iterable[Record]) -> list[Family]:
         by_settings.setdefault(record.config.name + _without(record.config, "name", "seed"), []).append(record)
     found: dict[tuple[str, str, int, float], list[Group]] = {}
     for runs in by_settings.values():
-        group = _group(_one_for_each_seed(runs))
+        once = _one_for_each_seed(runs)
+        group = replace(_group(once), repeated=sum(_repeats(run, once) for run in runs))
         config = group.config
         found.setdefault((config.model, config.data, config.epochs, config.validation), []).append(group)
     return [Family(*key, tuple(_labelled(sorted(groups, key=_order)))) for key, groups in found.items()]
@@ -90,6 +93,12 @@ def _one_for_each_seed(runs: list[Record]) -> list[Record]:
         if other is None or (run.finished, len(run.epochs)) > (other.finished, len(other.epochs)):
             best[run.config.seed] = run
     return [best[seed] for seed in sorted(best)]
+
+
+def _repeats(run: Record, once: list[Record]) -> bool:
+    """Whether a run was done again, and is not one of these nor a copy, or the beginning, of one."""
+    [kept] = [other for other in once if other.config.seed == run.config.seed]
+    return run.epochs != kept.epochs[: len(run.epochs)]
 
 
 def _group(runs: list[Record]) -> Group:

@@ -46,7 +46,8 @@ def answer(data: str, results: Sequence[Result]) -> str:
         {norm: Measured.over(value(result) for result in runs) for norm, runs in found.items()}
         for value in (lambda result: result.score.reached, lambda result: 100 * result.score.good)
     )
-    parts = [f"{norm} reached {reached[norm].mean:.1f} modes with {good[norm].mean:.1f}% good samples" for norm in found]
+    number = Column("", "", digits=1)
+    parts = [f"{n} reached {number.text(reached[n])} modes with {number.text(good[n])}% good samples" for n in found]
     count, seeds = len(DATA[data].centres), len(next(iter(found.values())))
     text = f"Of the {count} modes of the {data}, generators with {' and those with '.join(parts)}"
     return f"{text} ({seeds} seed{'s' * (seeds > 1)})."

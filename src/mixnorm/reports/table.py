@@ -147,8 +147,9 @@ class Table:
         notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
         return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
 
-    def rich(self) -> Any:
-        """A ``rich.table.Table``, for eighty columns: numbers are written closely, and stay in one piece if they can."""
+    def rich(self, width: int = 80) -> Any:
+        """A ``rich.table.Table`` for a terminal of that width: numbers are written closely, and stay in one piece if they
+        can. Where there is less room, their spread stands below them; nothing is ever cut off."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -158,19 +159,21 @@ class Table:
             caption_justify="left",
         )  # fmt: skip
         made.title, made.caption = Text(self.title + "\n", "bold"), Text("\n".join(["", *self.notes]) if self.notes else "")
-        cells = [[_narrow(column, row.get(column.key)) for column in self.columns] for row in self.rows]
+        for spread in ("±", "\n±"):
+            cells = [[_narrow(column, row.get(column.key), spread) for column in self.columns] for row in self.rows]
+            widths = [_widths(column, [row[i] for row in cells]) for i, column in enumerate(self.columns)]
+            # The name of a row stays in one piece, too, unless it would take the room of the numbers.
+            whole = [column.numeric or (i == 0 and widths[0][0] <= NAME_WIDTH) for i, column in enumerate(self.columns)]
+            fits = sum(widths[i][not whole[i]] for i in range(len(widths))) + 2 * (len(widths) - 1) <= width
+            if fits:
+                break
         for i, column in enumerate(self.columns):
-            longest = max((len(line) for row in cells for part in row[i] for line in part.splitlines()), default=0)
             heading = column.heading
             if column.numeric:  # no wider than the numbers, unless a word is
-                width = max(longest, *map(len, heading.split()))
                 parts = heading.replace(", ", ",\n").splitlines()
-                heading = "\n".join(line for part in parts for line in textwrap.wrap(part, width))
-            # The name of a row stays in one piece, too, unless it would take the room of the numbers.
-            whole = column.numeric or (i == 0 and longest <= NAME_WIDTH)
-            made.add_column(
-                Text(heading), justify="right" if column.numeric else "left", overflow="fold", no_wrap=whole
-            )  # fmt: skip
+                heading = "\n".join(line for part in parts for line in textwrap.wrap(part, widths[i][0]))
+            side: Any = "right" if column.numeric else "left"
+            made.add_column(Text(heading), justify=side, overflow="fold", no_wrap=whole[i] and fits)
         for row in cells:
             made.add_row(*(Text.assemble(text, (paper, "dim")) for text, paper in row))
         return made
@@ -187,12 +190,20 @@ class Table:
         }
 
 
-def _narrow(column: Column, value: Value) -> tuple[str, str]:
-    """A cell for a terminal, and the paper's figure on a line below it."""
+def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:
+    """A cell for a terminal, and the paper's figure on a line below it. ``spread``: what stands before it."""
     text, paper = column.text(value), column.paper(value)
     if column.numeric:
-        text = text.replace(" ± ", "±").replace(" in ", "\nin ")
+        text = text.replace(" ± ", spread).replace(" in ", "\nin ")
     return text, f"\n{paper}" if paper else ""
+
+
+def _widths(column: Column, cells: Sequence[tuple[str, str]]) -> tuple[int, int]:
+    """How wide a column is with its lines in one piece, and how wide it must be for its longest word."""
+    lines = [line for cell in cells for part in cell for line in part.splitlines()]
+    words = [*column.heading.split(), *(word for line in lines for word in line.split())]
+    heading = max(map(len, column.heading.split()))
+    return max([heading, *map(len, lines)]), max(map(len, words))
 
 
 def escape_markdown(text: str) -> str:

@@ -68,6 +68,8 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
                 row["gain"] = replace(made.gain, paper=told.get("gain"))
         rows.append(row)
     notes = ["The target is batch norm's best accuracy, with the same seed; its own row says when it got there itself."]
+    if any(row.get("fewer") is not None for row in rows):
+        notes.append("Fewer steps and less time are of the means over the seeds; a minus sign is more.")
     if any(partner(group, family.groups) is None for group in _with(family, key)):
         notes.append("A dash: no batch norm was trained with the same settings.")
     return Table(f"Steps to batch norm's best: {family.title}{WAYS[key]}", columns, rows, notes).used()
@@ -104,6 +106,12 @@ def _seed_notes(family: Family) -> list[str]:
             notes.append(
                 f"{len(runs)} run{'s' * (len(runs) > 1)} {what} and count{'s' * (len(runs) == 1)} for nothing here."
             )
+    again = sum(group.repeated for group in family.groups)
+    if again:
+        told = "1 run has" if again == 1 else f"{again} runs have"
+        notes.append(
+            f"{told} the settings and the seed of another that stands here, and count{'s' * (again == 1)} for nothing."
+        )
     if not all(group.finished for group in family.groups if group.runs):
         notes.append("Some runs are not finished, and stand here with the epochs they have.")
     return notes
