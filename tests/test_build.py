@@ -62,7 +62,11 @@ def test_every_experiment_converts_the_layers_that_it_names(name, monkeypatch):
     model = build.make_model(config, 10 if config.data == "cifar10" else 100, (3, 32, 32))
     converted = {name for name, module in model.named_modules() if isinstance(module, MixtureNorm2d)}
     layers = config.mixture.layers if config.mixture else ()
-    assert converted == {norm for layer in layers for norm in models.last_norms(config.model, layer)}
+    if layers == ("*",):
+        assert converted
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    else:
+        assert converted == {norm for layer in layers for norm in models.last_norms(config.model, layer)}
     for module in model.modules():
         if isinstance(module, MixtureNorm2d):
             options = config.mixture.options
