@@ -36,7 +36,7 @@ OPTIONS = st.fixed_dictionaries(
         "min_weight": st.sampled_from([0.0, 0.01, 0.4]),
         "history": st.integers(1, 3),
         "momentum": st.sampled_from([None, 0.1, 1.0]),
-        "inference": st.sampled_from(["ensemble", "mixture", "paper", "pooled"]),
+        "inference": st.sampled_from(["ensemble", "mixture", "paper", "pooled", "steady"]),
         "affine": st.booleans(),
         "affine_mode": st.sampled_from(["output", "statistics"]),
         "activation": st.sampled_from([None, "relu", "leaky_relu", "silu", "gelu"]),

@@ -13,7 +13,7 @@ from mixnorm.functional import AFFINE_MODES, INFERENCE_MODES, check_choice, empt
 from mixnorm.history import MixtureHistory
 from mixnorm.ops import backend as ops
 from mixnorm.ops import distributed
-from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
+from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE, steady_variances
 from mixnorm.populations import POPULATIONS, WITH_HISTORY, from_points, parameter_for_points, to_points
 
 SEEDINGS = ("kmeans++", "warm")
@@ -210,6 +210,8 @@ class _MixtureNorm(MixtureHistory):
         if self.population == "batch":
             history = [t.unsqueeze(0) for t in history]
         weights, means, variances, tau = history
+        if mode == "steady":
+            mode, variances = "ensemble", steady_variances(weights, means, variances, tau)
         return ops.inference(
             points, weights, means, variances, tau, weight, bias, mode=mode, eps=self.eps, activation=self.activation,
             affine_mode=self.affine_mode, backend=self.backend,
@@ -223,7 +225,7 @@ class _MixtureNorm(MixtureHistory):
 
     def _check_options(self) -> None:
         check_choice("seeding", self.seeding, SEEDINGS)
-        check_choice("inference", self.inference, (*INFERENCE_MODES, "pooled"))
+        check_choice("inference", self.inference, (*INFERENCE_MODES, "pooled", "steady"))
         check_choice("affine_mode", self.affine_mode, AFFINE_MODES)
         check_choice("activation", self.activation, (None, *ACTIVATIONS))
         check_choice("population", self.population, POPULATIONS)
@@ -333,7 +335,9 @@ class MixtureNorm2d(_MixtureNorm):
         min_weight: components under this weight are dropped, their points merged into the others.
         history: T.
         inference: "ensemble", the weighted mean of the T transforms; "mixture", one posterior over all T·K components;
-            "paper", the equation as printed; "pooled", one mixture fitted to the kept samples of the last T batches.
+            "paper", the equation as printed; "pooled", one mixture fitted to the kept samples of the last T batches;
+            "steady", the ensemble with variances raised in slots that the others contradict, for evaluation in the middle of
+            a training, while the weights move fast.
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each

@@ -24,6 +24,7 @@ FORMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "conv2-3-4": (("conv2", "conv3", "conv4"), {}),
     "all-layers": (("conv1", "conv2", "conv3", "conv4"), {}),
     "all-layers-relu-outside": (("conv1", "conv2", "conv3", "conv4"), {"activation": None}),
+    "all-layers-steady": (("conv1", "conv2", "conv3", "conv4"), {"inference": "steady"}),
     "all-layers-even": (("conv1", "conv2", "conv3", "conv4"), {"momentum": None}),
     "all-layers-history-20": (("conv1", "conv2", "conv3", "conv4"), {"history": 20, "momentum": None}),
     "conv2-3-k-5": (("conv2", "conv3"), {"num_components": 5}),

@@ -25,6 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 MIN_VARIANCE = 1e-12
 # A mean beyond this keeps its batch out of a history: in fp32 the square of a distance from it would not be finite.
 LARGEST_MEAN = 1e16
+STEADY = 0.5  # a slot's least share of the variance of all slots, for inference="steady"
 
 
 def log_densities(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
@@ -180,6 +181,21 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     age = torch.arange(slots - 1, -1, -1, device=weights.device, dtype=weights.dtype)
     tau = torch.where(weights.sum(-1) > 0, torch.full_like(age, decay) ** age, 0.0)
     return weights, tau / tau.sum(-1, keepdim=True)
+
+
+def steady_variances(weights: Tensor, means: Tensor, variances: Tensor, tau: Tensor) -> Tensor:
+    """The variances (..., T, K, D) of a history, raised in slots that the others contradict.
+
+    A feature that was constant some batches ago, and is not any more, has next to no variance in the slots of that time, and
+    their transforms would outweigh all others. So a slot's overall variance is made at least ``STEADY`` times that of all
+    slots taken together. Where the slots agree nothing changes.
+    """
+    weights, tau = weights.unsqueeze(-1), tau[..., None, None]
+    mean = (weights * means).sum(-2, keepdim=True)
+    variance = (weights * (variances + (means - mean).square())).sum(-2, keepdim=True)
+    centre = (tau * mean).sum(-3, keepdim=True)
+    total = (tau * (variance + (mean - centre).square())).sum(-3, keepdim=True)
+    return variances + (STEADY * total - variance).clamp_min(0)
 
 
 def inverse_sqrt(weights: Tensor) -> Tensor:
