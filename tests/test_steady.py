@@ -74,7 +74,7 @@ def test_the_definition(activation):
 
 
 def test_a_feature_that_was_constant_does_not_outweigh_the_rest():
-    """Constant in four batches, and normal in the last: batch norm's average of variances copes, that of outputs does not."""
+    """Constant in four batches, and normal in the last: an average of variances copes, one of outputs does not."""
     torch.manual_seed(0)
     layer = MixtureNorm2d(3, history=5, inference="steady")
     for seed in range(5):
