@@ -201,10 +201,13 @@ def test_a_forked_process_runs_the_reference():
         "    queue.put(layer.train()(x).square().sum().item())\n"
         "context = multiprocessing.get_context('fork'); layer(x); queue = context.SimpleQueue()\n"
         "process = context.Process(target=work, args=(queue,)); process.start(); process.join(60)\n"
-        "assert process.exitcode == 0\n"
-        "found = queue.get(); work(queue); assert abs(queue.get() - found) < 1e-3 * found\n"
+        "work(queue); print(process.exitcode, queue.get(), queue.get())\n"
     )
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    exit_code, forked, here = result.stdout.split()
+    assert exit_code == "0"
+    assert float(forked) == pytest.approx(float(here), rel=1e-3)
 
 
 def test_a_lazily_negated_tensor():
