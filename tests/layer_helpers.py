@@ -47,3 +47,11 @@ def evaluate(layer, x):
 
 def assert_same(a, b):
     torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True)
+
+
+def randn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def all_finite(*tensors):
+    return all(bool(t.isfinite().all()) for t in tensors)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, _MixtureNorm
+from mixnorm.ops.reference import taken_together
 
 Select = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -327,11 +328,9 @@ def _overall_statistics(layer: Any) -> tuple[Tensor, Tensor]:
     """The mean and variance (C,) of all the history's mixtures taken together, weighted by τ."""
     weights, tau = layer.slot_weights()
     # In fp64: a rounding error of the shares moves the mean by as much of itself, which may be many deviations.
-    dtype, means = layer.history_means.dtype, layer.history_means.double()
-    share = (weights.double() * tau.double().unsqueeze(-1)).unsqueeze(-1)
-    share = share / share.sum((-3, -2), keepdim=True)
-    mean = (share * means).sum((-3, -2), keepdim=True)
-    var = (share * (layer.history_vars + (means - mean).square())).sum((-3, -2))
+    shares, dtype = weights.double() * tau.double().unsqueeze(-1), layer.history_means.dtype
+    means, variances = (buffer.double().flatten(-3, -2) for buffer in (layer.history_means, layer.history_vars))
+    _, mean, var = taken_together(shares.flatten(-2), means, variances)
     return mean.flatten().to(dtype), var.flatten().to(dtype)
 
 

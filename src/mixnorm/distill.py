@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mixnorm.layers import _MixtureNorm
 from mixnorm.ops.backend import Statistics
-from mixnorm.ops.reference import MIN_VARIANCE, positive
+from mixnorm.ops.reference import MIN_VARIANCE, taken_together
 
 MAX_ROUNDS = 20  # of matching and merging; two or three are the rule
 
@@ -96,9 +96,6 @@ def _match(weights: Tensor, means: Tensor, variances: Tensor, centers: Statistic
 
 def _merged(weights: Tensor, means: Tensor, variances: Tensor) -> Statistics:
     """The T components of each center taken together: (..., K) and twice (..., K, D)."""
-    total = weights.sum(-2)
-    share = (weights / positive(total).unsqueeze(-2)).unsqueeze(-1)
-    mean = (share * means).sum(-3)
-    variance = (share * (variances + (means - mean.unsqueeze(-3)).square())).sum(-3)
+    total, mean, variance = taken_together(weights.mT, means.transpose(-3, -2), variances.transpose(-3, -2))
     # A component that is in use nowhere has a variance that can be divided by, as in an empty slot.
     return total, mean, torch.where(total.unsqueeze(-1) > 0, variance, 1.0)

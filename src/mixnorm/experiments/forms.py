@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+ALL = ("conv1", "conv2", "conv3", "conv4")
+
 # name: layers, options that differ
 FORMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "paper": (("conv3",), {}),
@@ -22,15 +24,15 @@ FORMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "conv2-3": (("conv2", "conv3"), {}),
     "conv3-4": (("conv3", "conv4"), {}),
     "conv2-3-4": (("conv2", "conv3", "conv4"), {}),
-    "all-layers": (("conv1", "conv2", "conv3", "conv4"), {}),
-    "all-layers-relu-outside": (("conv1", "conv2", "conv3", "conv4"), {"activation": None}),
-    "all-layers-steady": (("conv1", "conv2", "conv3", "conv4"), {"inference": "steady"}),
-    "all-layers-even": (("conv1", "conv2", "conv3", "conv4"), {"momentum": None}),
-    "all-layers-history-20": (("conv1", "conv2", "conv3", "conv4"), {"history": 20, "momentum": None}),
+    "all-layers": (ALL, {}),
+    "all-layers-relu-outside": (ALL, {"activation": None}),
+    "all-layers-steady": (ALL, {"inference": "steady"}),
+    "all-layers-even": (ALL, {"momentum": None}),
+    "all-layers-history-20": (ALL, {"history": 20, "momentum": None}),
     "conv2-3-k-5": (("conv2", "conv3"), {"num_components": 5}),
     "warm-conv2-3": (("conv2", "conv3"), {"seeding": "warm"}),
     "warm-conv2-3-4": (("conv2", "conv3", "conv4"), {"seeding": "warm"}),
-    "warm-all-layers": (("conv1", "conv2", "conv3", "conv4"), {"seeding": "warm"}),
+    "warm-all-layers": (ALL, {"seeding": "warm"}),
 }
 
 RECOMMENDED = "all-layers"  # the largest mean accuracy on held-out training images

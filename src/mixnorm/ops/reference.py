@@ -190,12 +190,17 @@ def steady_variances(weights: Tensor, means: Tensor, variances: Tensor, tau: Ten
     their transforms would outweigh all others. So a slot's overall variance is made at least ``STEADY`` times that of all
     slots taken together. Where the slots agree nothing changes.
     """
-    weights, tau = weights.unsqueeze(-1), tau[..., None, None]
-    mean = (weights * means).sum(-2, keepdim=True)
-    variance = (weights * (variances + (means - mean).square())).sum(-2, keepdim=True)
-    centre = (tau * mean).sum(-3, keepdim=True)
-    total = (tau * (variance + (mean - centre).square())).sum(-3, keepdim=True)
-    return variances + (STEADY * total - variance).clamp_min(0)
+    _, mean, variance = taken_together(weights, means, variances)
+    _, _, total = taken_together(tau, mean, variance)
+    return variances + (STEADY * total.unsqueeze(-2) - variance).clamp_min(0).unsqueeze(-2)
+
+
+def taken_together(weights: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight (...), mean and variance (..., D) of n distributions as one, from (..., n) and twice (..., n, D)."""
+    total = weights.sum(-1)
+    share = (weights / positive(total).unsqueeze(-1)).unsqueeze(-1)
+    mean = (share * means).sum(-2)
+    return total, mean, (share * (variances + (means - mean.unsqueeze(-2)).square())).sum(-2)
 
 
 def inverse_sqrt(weights: Tensor) -> Tensor:
