@@ -1,4 +1,5 @@
-"""Forms of mixture norm beside the paper's: what the recommended setting was chosen from, on validation images.
+"""Forms of mixture norm beside the paper's: what the recommended setting was chosen from, on validation images, and some
+that came later.
 
 Each changes the paper's MN-2 of the CIFAR CNN, which has K = 3, EM iter. 2 and ReLU inside the sum at conv3.
 """
