@@ -79,6 +79,7 @@ ORDER = [
     "experiments.schedule",
     "experiments.team",
     "experiments.source",
+    "experiments.streams",
     "experiments.checkpoint",
     "experiments.lock",
     "experiments.events",

@@ -15,6 +15,7 @@ from mixnorm.experiments import checkpoint, gan, records, samples
 from mixnorm.experiments.frechet import distance, statistics
 from mixnorm.experiments.gan import GanStep, make_networks
 from mixnorm.experiments.schedule import build_optimizer
+from mixnorm.experiments.streams import Beside
 from mixnorm.experiments.watch import NotFinite
 
 # --- a step -------------------------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ def test_a_classifiers_record_and_a_generators_do_not_mix(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_a_captured_step_is_the_same_step():
-    """Two updates after the capture, against the same ones that are run as they are: with noise that is given."""
+    """Updates before and after the capture, against the same ones that are run as they are and on one stream."""
     device = torch.device("cuda")
     source = Resident(dataset(), 8, device=device, augment=False, signed=True)
     curves = []
@@ -154,6 +155,8 @@ def test_a_captured_step_is_the_same_step():
         networks = [network.to(device) for network in make_networks(config(mixture=None))]
         both = tuple(build_optimizer(network.parameters(), config().optimizer, device) for network in networks)
         step = GanStep(*networks, both, source, 8, 4, device=device)
+        if not captured:
+            step._beside = Beside(torch.device("cpu"))
         source.start_epoch(0, 0)
         torch.manual_seed(3)
         for _ in range(8):

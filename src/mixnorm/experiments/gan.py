@@ -26,6 +26,7 @@ from mixnorm.experiments.progress import Progress
 from mixnorm.experiments.records import Record
 from mixnorm.experiments.source import Source
 from mixnorm.experiments.step import Step, autocast
+from mixnorm.experiments.streams import Beside
 from mixnorm.experiments.training import Training, load_statistics
 from mixnorm.models import Discriminator, Generator
 
@@ -54,23 +55,36 @@ class GanStep(Step):
         self.generator, self.discriminator = generator, discriminator
         self.optimizers = optimizers
         self.latent = latent
+        self._beside = Beside(device)
         self._weights = [[p for p in network.parameters() if p.requires_grad] for network in (generator, discriminator)]
 
     def update(self) -> None:
+        generators, discriminators = self._weights
         real, _ = self.source.batch(self.number)
         noise = torch.rand(len(real), self.latent, device=self.device) * 2 - 1
+        # The discriminator's work goes beside the generator's: neither waits for the other but for the made images forward,
+        # and for their gradient backward.
         with self.autocast:
-            made = self.discriminator(self.generator(noise))
-            scores = self.discriminator(real)
-        generator_loss = F.softplus(-made.float()).mean()
-        discriminator_loss = F.softplus(-scores.float()).mean() + F.softplus(made.float()).mean()
+            with self._beside.having(real):
+                scores = self.discriminator(real)
+            images = self.generator(noise)
+            with self._beside.having(images):
+                made = self.discriminator(images)
+        with self._beside:
+            generator_loss = F.softplus(-made.float()).mean()
+            discriminator_loss = F.softplus(-scores.float()).mean() + F.softplus(made.float()).mean()
         # The made images pass through the discriminator once: each loss has its gradient in its own network's weights alone.
-        generator_loss.backward(inputs=self._weights[0], retain_graph=True)
-        discriminator_loss.backward(inputs=self._weights[1])
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        generator_loss.backward(inputs=generators, retain_graph=True)
+        with self._beside:
+            discriminator_loss.backward(inputs=discriminators)
+            self._descend(1)
+        self._descend(0)
+        self._beside.join()
         self.note(generator_loss.detach(), discriminator_loss.detach())
+
+    def _descend(self, network: int) -> None:
+        self.optimizers[network].step()
+        self.optimizers[network].zero_grad(set_to_none=True)
 
 
 class GanTraining(Training):
