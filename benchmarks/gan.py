@@ -48,6 +48,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="that are timed, after one that is not")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True  # as in the trainer
     steps = {norm: make_step(norm, arguments, device) for norm in NORMS}
     seconds = {norm: [] for norm in NORMS}
     for round_ in range(arguments.rounds + 1):

@@ -75,6 +75,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=5, help="that are timed")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.benchmark = True  # as in the trainer
     chosen = dataclasses.replace(
         settings.defaults(arguments.data, arguments.model), precision=arguments.precision,
         channels_last=device.type == "cuda",

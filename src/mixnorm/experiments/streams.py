@@ -11,8 +11,8 @@ from torch import Tensor
 class Beside:
     """``with beside:`` runs what is inside on a stream of its own; a backward pass goes where its forward pass went.
 
-    The stream waits for nothing but what :meth:`having` names, and the stream that it is beside waits at :meth:`join`. A CUDA
-    graph captures both. Without a GPU everything runs in the order that it is written.
+    The stream waits for nothing but what :meth:`having` names, and the stream that it is beside waits at :meth:`join`. A
+    CUDA graph captures both. Without a GPU everything runs in the order that it is written.
     """
 
     def __init__(self, device: torch.device) -> None:
