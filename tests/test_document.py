@@ -76,6 +76,41 @@ def test_the_commands_make_the_runs_again():
     assert "held-out" in held_out.title
 
 
+def test_the_commands_of_generators_train_their_features_first():
+    start = catalog.get("dcgan/cifar10/bn").config
+    end = {"kind": "end", "reason": "finished", "message": None, "seconds": 1.0}
+    [family] = groups.families([records.Record(start, {}, [], [end], running=False)])
+    first, second = document.commands(family)
+    assert first == "mixnorm reproduce cifar-cnn/cifar10/bn-2"
+    assert second == f"mixnorm reproduce {start.name} --seeds 1 --features runs/reproduce/cifar-cnn/cifar10/bn-2/seed-0"
+
+
+def test_what_did_not_finish_is_not_compared(tmp_path):
+    pytest.importorskip("matplotlib")
+    whole = record(config("a/bn", 4), [0.5, 0.4, 0.3, 0.2])
+    half = record(config("a/mn", 4, mixture=MIXTURE), [0.5, 0.3, 0.3, 0.2])
+    half = dataclasses.replace(half, epochs=half.epochs[:2], ends=[], running=True)
+    text = reports.write_document(tmp_path / "results.md", tmp_path, [whole, half]).read_text()
+    assert "Some runs are not finished" in text
+    assert "### Runs that are not finished" in text
+    assert "against batch norm" not in text
+    assert "| mn | 1 | 50.00 | 70.00 | — | — |" in text
+
+
+def test_a_record_is_not_replaced_by_a_shorter_one(tmp_path):
+    found = []
+    for name, epochs in (("long", 3), ("short", 2)):
+        with records.Writer(tmp_path / name / records.NAME) as writer:
+            writer.run(config("a/bn", 3), {"gpu": None})
+            for number in range(1, epochs + 1):
+                writer.epoch(epoch(number))
+        found += records.find(tmp_path / name)
+    for order in (found, found[::-1]):
+        records.keep(order, tmp_path / "results")
+        [kept] = records.find(tmp_path / "results")
+        assert len(kept.epochs) == 3
+
+
 def test_paragraphs_must_belong_to_a_section(tmp_path):
     (tmp_path / "findings.md").write_text("First,\nin two lines.\n\n## Nowhere\n\nText.\n")
     assert document.read_findings(tmp_path / "findings.md") == {"": ["First, in two lines."], "Nowhere": ["Text."]}
@@ -131,10 +166,15 @@ def test_every_number_in_the_text_stands_in_a_table_of_its_section():
     assert found > 10
 
 
-def test_every_kept_run_is_finished():
+def test_every_kept_run_is_finished_or_told_not_to_be():
     found = records.find(RESULTS)
     assert found
-    assert all(one.finished and one.epochs[-1]["epoch"] == one.config.epochs for one in found)
+    told = DOCUMENT.read_text(encoding="utf-8").partition("### Runs that are not finished")[2]
+    for one in found:
+        done = one.epochs[-1]["epoch"]
+        assert one.finished == (done == one.config.epochs)
+        name = f"| {one.config.name} | {one.config.seed} | running, or killed | {done} of {one.config.epochs} |"
+        assert one.finished == (name not in told)
     assert all(gzip.decompress(path.read_bytes()) for path in RESULTS.rglob(records.KEPT))
 
 

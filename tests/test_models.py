@@ -106,6 +106,15 @@ def test_inception_has_the_papers_shapes():
     assert shapes[""] == (100,)
 
 
+def test_inception_averages_before_the_convolution_of_its_fourth_branches():
+    """The average is computed behind the convolution; the module says that it is the same, edges included."""
+    torch.manual_seed(0)
+    branch = InceptionV3().double().inc1[0][3][0]
+    x = torch.randn(4, 192, 5, 5, dtype=torch.float64)
+    expected = F.relu(branch.norm(branch.conv(F.avg_pool2d(x, 3, stride=1, padding=1))))
+    torch.testing.assert_close(branch(x), expected, atol=1e-12, rtol=1e-12)
+
+
 def test_inception_names_are_the_papers():
     """Its "inc2/0/2/4" is the fifth norm in the third branch of the first layer of the second block."""
     model = InceptionV3()

@@ -75,3 +75,21 @@ def test_components_in_use():
     assert first == pytest.approx(3, abs=0.1)
     assert second[[0, -1]] == pytest.approx([3, 2], abs=0.1)
     assert figures.components(groups.families(pair())[0].groups[1]) is None
+
+
+def test_components_in_use_of_many_layers():
+    """A row of a map for each, in their order, the mean over the runs."""
+    names = [f"block.layer{i}.norm" for i in range(figures.MOST_LINES + 1)]
+    made = [
+        record(config("mn", epochs=3, mixture=MIXTURE, seed=seed), [0.5] * 3,
+               components=lambda number, seed=seed: {name: 1 + (i == number) + seed for i, name in enumerate(names)})
+        for seed in (0, 1)
+    ]  # fmt: skip
+    [family] = groups.families(made)
+    picture, figure = figures.components(family.groups[0])
+    [image] = figure.axes[0].images
+    expected = np.full((len(names), 3), 1.5)
+    expected[[1, 2, 3], [0, 1, 2]] = 2.5
+    assert np.array_equal(image.get_array(), expected)
+    assert image.get_extent() == [0.5, 3.5, len(names) + 0.5, 0.5]
+    assert "from block.layer0.norm above to block.layer14.norm below" in picture.caption

@@ -144,6 +144,33 @@ def test_an_unfinished_generator_is_told(tmp_path):
     assert "Runs that are not finished" in {section.title for section in report.sections}
 
 
+def test_every_distance_has_its_cell_and_what_is_not_finished_says_so(tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = couple(2)
+    cut = dataclasses.replace(runs[3], epochs=runs[3].epochs[:5], ends=[], running=True)
+    [family] = families([*runs[:3], cut])
+    found = gan.evaluations(family)
+    assert [(row["run"], row["seed"], row.get("24"), row["state"]) for row in found.rows] == [
+        ("bn", 0, 39.0, ""), ("bn", 1, 40.0, ""), ("mn", 0, 34.0, ""), ("mn", 1, None, "not finished: 15 updates"),
+    ]  # fmt: skip
+    assert found.rows[3]["12"] == 39.0
+    assert not gan.evaluations(family, gan.FRESH).rows
+    [curve] = gan.draw([family], tmp_path, ("svg",))
+    assert "Dotted: runs that did not finish." in curve.caption
+    assert [path.name for path in tmp_path.iterdir()] == ["dcgan-cifar10-distance.svg"]
+
+
+def test_the_best_samples_are_kept_beside_the_record(tmp_path):
+    made = couple(1)
+    for run in made:
+        run.path = tmp_path / "runs" / run.config.name / records.NAME
+        for steps in (6, 12, 18, 24):
+            samples.write_png(run.path.parent / samples.FOLDER / f"{steps:08}.png", samples.grid(images(4), 2))
+    gan.keep_samples(made, tmp_path / "kept")
+    kept = sorted(path.relative_to(tmp_path / "kept").as_posix() for path in (tmp_path / "kept").rglob("*.png"))
+    assert kept == ["bn/seed-0/samples/00000018.png", "mn/seed-0/samples/00000018.png"]
+
+
 def test_modes_as_a_table_and_a_picture(tmp_path):
     pytest.importorskip("matplotlib")
     torch.manual_seed(0)

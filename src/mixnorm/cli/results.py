@@ -13,6 +13,7 @@ from mixnorm.cli.common import DataFolder, Debug, Device, Json, choose_device, m
 from mixnorm.experiments import build, inspection, records
 from mixnorm.experiments.inspection import LayerDensities
 from mixnorm.experiments.progress import Download
+from mixnorm.reports import gan as generators
 from mixnorm.reports import inspection as pictures
 
 
@@ -21,7 +22,8 @@ def report(
     title: Annotated[str | None, typer.Option("--title")] = None,
     bench: Annotated[Path | None, typer.Option("--bench", help="A CSV of mixnorm bench cost, for the cost table.")] = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", help="Copy the records of finished runs, compressed, into this folder.")
+        Path | None,
+        typer.Option("--keep", help="Copy the records, compressed, into this folder, and generators' best samples."),
     ] = None,
     document: Annotated[
         Path | None,
@@ -44,6 +46,7 @@ def report(
         found = records.find(folder)
         if keep is not None:
             records.keep(found, keep)
+            generators.keep_samples(found, keep)
         points = reports.points_in(folder) if document is None and not found else {}
         tables, answers = reports.summary(found)
         for data, results in points.items():

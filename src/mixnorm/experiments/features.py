@@ -24,7 +24,8 @@ INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 INCEPTION_CHECKSUM = "6726825d"  # what the sha256 of the file begins with
 INCEPTION_URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{INCEPTION_FILE}"
 INCEPTION_SIZE = 2048
-TRAIN_ONE = "mixnorm reproduce cifar-cnn/cifar10/bn-2 trains one"
+CLASSIFIER = "cifar-cnn/cifar10/bn-2"
+TRAIN_ONE = f"mixnorm reproduce {CLASSIFIER} trains one"
 GET_INCEPTION = f"get {INCEPTION_FILE} from the releases of github.com/toshas/torch-fidelity"  # or --features fid does
 
 

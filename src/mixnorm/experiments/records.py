@@ -216,15 +216,21 @@ def find(folder: Path) -> list[Record]:
 
 
 def keep(records: Iterable[Record], folder: Path) -> list[Path]:
-    """Copies the records of finished runs, compressed, to where a run of their name and seed has its folder."""
+    """Copies records, compressed, to where a run of their name and seed has its folder, unless a longer one is there."""
     kept = []
     for record in records:
-        if record.finished and record.path is not None:
-            path = folder / record.config.name / f"seed-{record.config.seed}" / KEPT
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(gzip.compress(_content(record.path), mtime=0))  # the same bytes each time
-            kept.append(path)
+        path = folder / record.config.name / f"seed-{record.config.seed}" / KEPT
+        there = _read(path) if path.exists() else None
+        if record.path is None or not record.epochs or (there is not None and _length(there) > _length(record)):
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(_content(record.path), mtime=0))  # the same bytes each time
+        kept.append(path)
     return kept
+
+
+def _length(record: Record) -> tuple[bool, int]:
+    return record.finished, len(record.epochs)
 
 
 def _content(path: Path) -> bytes:

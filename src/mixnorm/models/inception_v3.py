@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnorm.models.conv_norm import ConvNorm, Norm, lecun_normal
@@ -17,6 +18,16 @@ class Branches(nn.ModuleList):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self], dim=1)
+
+
+class PooledConvNorm(ConvNorm):
+    """An average of 3×3, then a 1×1 convolution, norm and ReLU.
+
+    The average is taken behind the convolution, which comes to the same, and there are four to ten times fewer channels.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.norm(F.avg_pool2d(self.conv(x), 3, stride=1, padding=1)))
 
 
 def _ends(layer: str, *convs: str) -> list[str]:
@@ -134,8 +145,4 @@ def _branch(channels: int, convs: list[Conv], norm: Norm, *, stride: int = 1) ->
 
 
 def _pool_branch(channels: int, out: int, norm: Norm) -> nn.Sequential:
-    """An average of 3×3, then a 1×1 convolution, which as the branch's first has the number 0."""
-    branch = nn.Sequential()
-    branch.add_module("pool", nn.AvgPool2d(3, stride=1, padding=1))
-    branch.add_module("0", ConvNorm(channels, out, 1, norm))
-    return branch
+    return nn.Sequential(PooledConvNorm(channels, out, 1, norm))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mixnorm.bench.table import Row
 from mixnorm.experiments import catalog
+from mixnorm.experiments.features import CLASSIFIER
 from mixnorm.experiments.modes import Result
 from mixnorm.experiments.records import Record
 from mixnorm.reports import claims, cost, details, figures, gan, groups, inspection, markdown, modes
@@ -59,9 +60,10 @@ def assemble(
     generators = groups.families(record for record in records if record.config.gan is not None)
     sections = [_measured(family, pictures) for family in families if not family.validation]
     for family in generators:
-        drawn = gan.draw([family], pictures)
-        distances = (gan.distances(family),)
-        sections.append(Section(gan.title(family), (), distances, tuple(drawn), commands=commands(family)))
+        drawn = gan.draw([family], pictures, (FORMAT,))
+        tables = (gan.distances(family), gan.evaluations(family), gan.evaluations(family, gan.FRESH))
+        there = tuple(table for table in tables if table.rows)
+        sections.append(Section(gan.title(family), (), there, tuple(drawn), commands=commands(family)))
     for data, results in points.items():
         made = modes.draw(data, results, pictures, (FORMAT,))
         seeds = len({result.seed for result in results})
@@ -74,7 +76,9 @@ def assemble(
     sections.append(Section(INSIDE, pictures=tuple(_inside(families, pictures))))
     if cost_rows:
         sections.append(Section(COST, tables=(cost.table(cost_rows),)))
-    sections.append(Section(EVERY_RUN, tables=(details.runs(families), details.environments(records))))
+    cut = details.unfinished([*families, *generators])
+    every = details.runs(families), *([cut] if cut.rows else []), details.environments(records)
+    sections.append(Section(EVERY_RUN, tables=every))
     sections = [section for section in sections if section.tables or section.pictures]
     unknown = sorted(said.keys() - {"", *(section.title for section in sections)})
     if unknown:
@@ -88,9 +92,11 @@ def assemble(
 
 
 def _measured(family: Family, folder: Path) -> Section:
-    tables = [claims.claims(family), accuracies(family), speed(family)]
+    """What did not finish has its accuracies here, but its best is not compared with that of a whole training."""
+    done = replace(family, groups=tuple(group for group in family.groups if group.finished))
+    tables = [claims.claims(done), accuracies(family), speed(done)]
     if any(group.has(RECALIBRATED) for group in family.groups):
-        tables += [accuracies(family, RECALIBRATED), speed(family, RECALIBRATED)]
+        tables += [accuracies(family, RECALIBRATED), speed(done, RECALIBRATED)]
         tables += [claims.early_lead(family), claims.staleness(family)]
     drawn = figures.draw([family], folder, KINDS, (FORMAT,))
     return Section(family.title, (), tuple(table for table in tables if table.rows), tuple(drawn), commands=commands(family))
@@ -130,7 +136,9 @@ def commands(family: Family) -> tuple[str, ...]:
     for group in family.groups:
         if group.runs and group.name in catalog.EXPERIMENTS:
             by_settings.setdefault(_options(group), []).append(group.name)
-    return tuple(" ".join(["mixnorm reproduce", *_patterns(names), *options]) for options, names in by_settings.items())
+    made = [" ".join(["mixnorm reproduce", *_patterns(names), *options]) for options, names in by_settings.items()]
+    needs_features = any(group.config.gan is not None for group in family.groups)
+    return (f"mixnorm reproduce {CLASSIFIER}", *made) if needs_features else tuple(made)
 
 
 def _options(group: Group) -> tuple[str, ...]:
@@ -140,6 +148,7 @@ def _options(group: Group) -> tuple[str, ...]:
     told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
     told += [f"--precision {config.precision}"] if config.precision != known.precision else []
     told += [f"--validation {config.validation:g}"] if config.validation else []
+    told += [f"--features runs/reproduce/{CLASSIFIER}/seed-0"] if config.gan is not None else []
     told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
     return tuple(told)
 

@@ -37,6 +37,7 @@ STYLE: Any = {
 }
 SIZE = (4.8, 3.5)  # inches: text stays readable at the width of a phone
 WINDOW = 10  # epochs, the paper's
+MOST_LINES = 14  # layers that have a line each in one picture
 
 FORMATS = ("png", "svg")
 # What a picture shows: a figure of every epoch, the best so far against steps or seconds, or the components in use.
@@ -172,36 +173,53 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
 
 
 def components(group: Group) -> tuple[Picture, Figure] | None:
-    """The components in use in each layer, smoothed as in the paper; None where they were not recorded."""
+    """The components in use in each layer; None where they were not recorded."""
     recorded = [run for run in group.runs if run.epochs and all(epoch["components"] for epoch in run.epochs)]
     if not recorded:
         return None
     epochs = min(len(run.epochs) for run in recorded)
     layers = list(recorded[0].epochs[0]["components"])
-    title = f"Components in use: {group.name}"
-    figure, axis = new_figure(title, "epoch", "components in use")
-    window = max(2, min(WINDOW, epochs // 4))
-    x = [epoch["epoch"] for epoch in recorded[0].epochs[:epochs]]
-    top = 1.0
-    for i, layer in enumerate(layers):
-        used = np.array(
-            [[epoch["components"].get(layer, np.nan) for epoch in run.epochs[:epochs]] for run in recorded], dtype=float
-        )
-        smooth = np.array([_rolling(row, window)[0] for row in used]).mean(axis=0)
-        deviation = np.array([_rolling(row, window)[1] for row in used]).mean(axis=0)
-        apart = 0.03 * (i - (len(layers) - 1) / 2)  # equal lines would hide each other
-        color, dash = LAYERS[i % len(LAYERS)], DASHES[i // len(LAYERS) % len(DASHES)]
-        axis.plot(x, smooth + apart, color=color, ls=dash, label=layer)
-        axis.fill_between(x, smooth + apart - deviation, smooth + apart + deviation, color=color, alpha=0.15, linewidth=0)
-        top = max(top, float(np.nanmax(used)))
+    used = np.array(
+        [[[e["components"].get(layer, np.nan) for e in run.epochs[:epochs]] for layer in layers] for run in recorded],
+        dtype=float,
+    )
+    x = np.array([epoch["epoch"] for epoch in recorded[0].epochs[:epochs]])
+    top = float(np.nanmax(used, initial=1.0))
     if group.config.mixture is not None:
         top = max(top, group.config.mixture.options.get("num_components", top))
+    title = f"Components in use: {group.name}"
+    if len(layers) > MOST_LINES:
+        caption, figure = _components_map(title, layers, x, used.mean(axis=0), top)
+    else:
+        caption, figure = _components_lines(title, layers, x, used, top)
+    return Picture(f"components-{slug(group.name)}", title, caption), figure
+
+
+def _components_lines(title: str, layers: list[str], x: np.ndarray, used: np.ndarray, top: float) -> tuple[str, Figure]:
+    """A line for each layer, smoothed as in the paper. ``used``: (runs, layers, epochs)."""
+    figure, axis = new_figure(title, "epoch", "components in use")
+    window = max(2, min(WINDOW, len(x) // 4))
+    for i, layer in enumerate(layers):
+        smooth, deviation = (np.mean([_rolling(run[i], window)[part] for run in used], axis=0) for part in (0, 1))
+        smooth = smooth + 0.03 * (i - (len(layers) - 1) / 2)  # equal lines would hide each other
+        color, dash = LAYERS[i % len(LAYERS)], DASHES[i // len(LAYERS) % len(DASHES)]
+        axis.plot(x, smooth, color=color, ls=dash, label=layer)
+        axis.fill_between(x, smooth - deviation, smooth + deviation, color=color, alpha=0.15, linewidth=0)
     axis.set_ylim(0, top + 0.5)
     axis.set_yticks(range(int(top) + 1))
     axis.legend(loc="lower left", ncols=2 if len(layers) > 4 else 1)
     caption = f"For each mixture norm, averaged over {window} epochs; shaded: one standard deviation."
-    caption += " Lines are drawn a little apart." if len(layers) > 1 else ""
-    return Picture(f"components-{slug(group.name)}", title, caption), figure
+    return caption + (" Lines are drawn a little apart." if len(layers) > 1 else ""), figure
+
+
+def _components_map(title: str, layers: list[str], x: np.ndarray, used: np.ndarray, top: float) -> tuple[str, Figure]:
+    """Too many layers for lines: one row for each, its colour the components. ``used``: (layers, epochs)."""
+    figure, axis = new_figure(title, "epoch", "mixture norm")
+    extent = (x[0] - 0.5, x[-1] + 0.5, len(layers) + 0.5, 0.5)
+    axis.grid(visible=False)
+    shown = axis.imshow(used, aspect="auto", extent=extent, vmin=1, vmax=top, cmap="YlOrBr", interpolation="nearest")
+    figure.colorbar(shown, ax=axis, label="components in use", ticks=range(1, int(top) + 1))
+    return f"A row is a mixture norm, from {layers[0]} above to {layers[-1]} below.", figure
 
 
 def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 from mixnorm.experiments import catalog, samples
 from mixnorm.experiments.config import FEATURES
 from mixnorm.experiments.records import Record
-from mixnorm.reports.figures import STYLE, Picture, new_figure, save
+from mixnorm.reports.figures import FORMATS, STYLE, Picture, new_figure, save
 from mixnorm.reports.groups import Family, Group, partner, values
 from mixnorm.reports.panels import slug, styles
 from mixnorm.reports.table import Column, Measured, Table, Value, text_column
@@ -21,7 +22,7 @@ from mixnorm.reports.tables import RUN, SEEDS, mixture_text, seeds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KEY = "distance"
+KEY, FRESH = "distance", "recalibrated_distance"  # with running statistics, and with refilled ones
 
 
 def title(family: Family) -> str:
@@ -71,6 +72,24 @@ def distances(family: Family, paper: bool = True) -> Table:
     return Table(title(family), columns, rows, _notes(family, paper)).used()
 
 
+def evaluations(family: Family, key: str = KEY) -> Table:
+    """Every distance of every run, those that did not finish as well."""
+    runs = [(group, run) for group in family.groups for run in (*group.runs, *group.left_out)]
+    runs.sort(key=lambda pair: (not pair[0].is_batch_norm, pair[0].name, pair[1].config.seed))
+    found = [{epoch["steps"]: epoch[key] for epoch in run.epochs if epoch.get(key) is not None} for _, run in runs]
+    at = sorted({steps for measured in found for steps in measured})
+    columns = [RUN, Column("seed", "seed", digits=0), *(Column(str(steps), f"{steps:,}") for steps in at)]
+    columns.append(text_column("state", "state"))
+    rows: list[dict[str, Value]] = []
+    for (group, run), measured in zip(runs, found, strict=True):
+        if measured:
+            state = "" if run.finished else f"not finished: {run.epochs[-1]['steps']:,} updates"
+            rows.append({"run": group.label, "seed": run.config.seed, "state": state})
+            rows[-1] |= {str(steps): value for steps, value in measured.items()}
+    way = "after updates" if key == KEY else "after updates, statistics refilled"
+    return Table(f"{title(family).partition(':')[0]} {way}", columns, rows).used()
+
+
 def answers(families: Sequence[Family]) -> list[str]:
     """A sentence for each mixture norm with a batch norm beside it."""
     found, number = [], Column("", "")
@@ -95,7 +114,7 @@ def answers(families: Sequence[Family]) -> list[str]:
     return found
 
 
-def draw(families: Sequence[Family], folder: Path) -> list[Picture]:
+def draw(families: Sequence[Family], folder: Path, formats: Sequence[str] = FORMATS) -> list[Picture]:
     """The distance against updates, and the samples of the first seed at the lowest distance."""
     import matplotlib as mpl
 
@@ -105,13 +124,14 @@ def draw(families: Sequence[Family], folder: Path) -> list[Picture]:
             there = [group for group in family.groups if group.has(KEY)]
             if there:
                 made += [_curve(family, there), *_samples(family, there)]
-        save(made, folder)
+        save(made, folder, formats)
     return [picture for picture, _ in made]
 
 
 def _curve(family: Family, there: Sequence[Group]) -> tuple[Picture, Figure]:
     name = title(family)
     figure, axis = new_figure(name, "thousand updates", name.partition(":")[0])
+    cut = ""
     for group, style in zip(there, styles(there), strict=True):
         count = min(len(run.epochs) for run in group.runs)
         lines = np.array([values(run, KEY)[:count] for run in group.runs])
@@ -122,9 +142,13 @@ def _curve(family: Family, there: Sequence[Group]) -> tuple[Picture, Figure]:
         if len(lines) > 1:
             spread = lines[:, measured].std(axis=0, ddof=1)
             axis.fill_between(x, mean - spread, mean + spread, color=style["color"], alpha=0.18, linewidth=0)
+        for run in group.left_out:  # its distances are as good as another's, but their lowest may be still to come
+            found = [(epoch["steps"] / 1000, epoch[KEY]) for epoch in run.epochs if epoch.get(KEY) is not None]
+            axis.plot(*zip(*found, strict=True), color=style["color"], lw=0.9, ls=":", marker="o", ms=2)
+            cut = " Dotted: runs that did not finish."
     axis.legend(loc="upper right")
     labels = ", ".join(dict.fromkeys(label for group in there for label in _labels(group)))
-    return Picture(f"{slug(family.model)}-{slug(family.data)}-distance", name, f"Features: {labels}."), figure
+    return Picture(f"{slug(family.model)}-{slug(family.data)}-distance", name, f"Features: {labels}.{cut}"), figure
 
 
 def _samples(family: Family, there: Sequence[Group]) -> list[tuple[Picture, Figure]]:
@@ -149,6 +173,19 @@ def _samples(family: Family, there: Sequence[Group]) -> list[tuple[Picture, Figu
         axis.set_axis_off()
     name = f"{slug(family.model)}-{slug(family.data)}-samples"
     return [(Picture(name, f"Samples at the lowest distance: {family.model}", "The same noise for all.", wide=True), figure)]
+
+
+def keep_samples(records: Iterable[Record], folder: Path) -> None:
+    """Copies the samples at each generator's lowest distance to beside its kept record."""
+    for run in records:
+        best = lowest(run)
+        if run.path is None or best is None:
+            continue
+        name = Path(samples.FOLDER) / f"{best['steps']:08}.png"
+        file, kept = run.path.parent / name, folder / run.config.name / f"seed-{run.config.seed}" / name
+        if file.is_file() and file != kept:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, kept)
 
 
 def _to_lowest(group: Group, base: Group) -> Measured:

@@ -61,7 +61,7 @@ def slug(text: str) -> str:
 
 def _paper_label(group: Group, figure: str) -> str:
     mixture = group.config.mixture
-    name = group.label.upper()
+    name = "recommended form" if group.name.startswith("best/") else group.label.upper()
     if figure == "densenet":
         name = f"{group.config.model.rpartition('-')[0].replace('densenet', 'DenseNet')} {name}"
     if figure == "inception-v3/nesterov":
