@@ -29,12 +29,13 @@ def bare_step(config, device, folder):
     model, source = build.prepare(config, device, folder)
     model = model.to(device, memory_format=torch.channels_last if config.channels_last else torch.preserve_format).train()
     optimizer = build_optimizer(model.parameters(), config.optimizer, device)
+    forward = torch.compile(model) if config.compile else model
     source.start_epoch(0, 0)
     images, labels = (t.clone() for t in source.batch(torch.zeros((), dtype=torch.long, device=device)))
 
     def step():
         with autocast(device, config.precision == "bf16"):
-            logits = model(images)
+            logits = forward(images)
         F.cross_entropy(logits.float(), labels).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -72,13 +73,14 @@ def main():
     parser.add_argument("--folder", type=Path, help="of the data's official files")
     parser.add_argument("--mixture", action="store_true", help="with the mixture norms of a comparison")
     parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--compile", action="store_true", help="both with torch.compile")
     parser.add_argument("--epochs", type=int, default=5, help="that are timed")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True  # as in the trainer
     chosen = dataclasses.replace(
         settings.defaults(arguments.data, arguments.model), precision=arguments.precision,
-        channels_last=device.type == "cuda",
+        channels_last=device.type == "cuda", compile=arguments.compile,
     )  # fmt: skip
     config = chosen.run("overhead", 0, mixture=arguments.mixture)
     bare = bare_step(config, device, arguments.folder)

@@ -11,6 +11,7 @@ from mixnorm.cli.engines import Engine, for_many, for_one
 from mixnorm.cli.options import (
     Address,
     BatchSize,
+    Compile,
     Components,
     Data,
     EmIters,
@@ -64,6 +65,7 @@ def compare(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    compiled: Compile = False,
     features: Features = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
@@ -93,6 +95,7 @@ def compare(
             refuse(
                 "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
                 weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
+                compile=compiled or None,
             )  # fmt: skip
             if generators.is_plane(data or "grid"):
                 refuse(
@@ -111,7 +114,7 @@ def compare(
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
                 settings, folder = settings_of(
                     data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
-                    weight_decay, recalibrate, precision, validation, norm_momentum, where.device,
+                    weight_decay, recalibrate, precision, validation, norm_momentum, compiled, where.device,
                 )  # fmt: skip
                 configs = settings.pair(seeds)
                 name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
@@ -130,7 +133,7 @@ def _compare_generators(
     if data != "cifar10" and folder is None:
         raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
     configs = [
-        as_asked(config, config.seed, epochs, recalibrate, precision, 0.0, None, engine.device)
+        as_asked(config, config.seed, epochs, recalibrate, precision, 0.0, None, False, engine.device)
         for config in generators.pair(seeds)
     ]
     configs, network = generators.with_features(configs, features)
@@ -159,6 +162,7 @@ def train(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    compiled: Compile = False,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
     as_json: Json = False,
@@ -181,14 +185,14 @@ def train(
                 name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
                 option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
-            config = as_asked(found, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
+            config = as_asked(found, seed, epochs, recalibrate, precision, validation, norm_momentum, compiled, where.device)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             if not layers and not components is em_iters is option is None:
                 raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
             settings, folder = settings_of(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                recalibrate, precision, validation, norm_momentum, where.device,
+                recalibrate, precision, validation, norm_momentum, compiled, where.device,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
@@ -204,6 +208,7 @@ def reproduce(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    compiled: Compile = False,
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
     ] = None,
@@ -234,7 +239,17 @@ def reproduce(
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
         with for_many(engine, address, device, jobs) as where:
             configs = [
-                as_asked(experiment.config, seed, epochs, recalibrate, precision, validation, norm_momentum, where.device)
+                as_asked(
+                    experiment.config,
+                    seed,
+                    epochs,
+                    recalibrate,
+                    precision,
+                    validation,
+                    norm_momentum,
+                    compiled,
+                    where.device,
+                )
                 for seed in range(seeds)
                 for experiment in found.values()
             ]

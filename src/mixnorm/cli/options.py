@@ -48,6 +48,9 @@ Validation = Annotated[
 NormMomentum = Annotated[
     float | None, typer.Option("--norm-momentum", help="Of every norm's running statistics; 1 is the last batch alone.")
 ]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Train with torch.compile: faster steps, after a minute or more of compiling.")
+]
 Features = Annotated[
     str | None,
     typer.Option("--features", help="For generators: the folder of a classifier's run, the file of the Inception, or fid."),
@@ -62,7 +65,8 @@ Address = Annotated[
 def settings_of(
     data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
     epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
-    recalibrate: int, precision: str, validation: float, norm_momentum: float | None, device: torch.device,
+    recalibrate: int, precision: str, validation: float, norm_momentum: float | None, compiled: bool,
+    device: torch.device,
 ) -> tuple[Settings, Path | None]:  # fmt: skip
     """The settings that the options make of the defaults, and the folder of the data."""
     folder = None
@@ -87,6 +91,7 @@ def settings_of(
         "precision": precision,
         "validation": validation,
         "norm_momentum": norm_momentum,
+        "compile": compiled,
         "channels_last": device.type == "cuda",  # which convolutions are fastest in
     }
     return dataclasses.replace(settings, **_given(changes)), folder
@@ -125,6 +130,7 @@ def as_asked(
     precision: str,
     validation: float,
     norm_momentum: float | None,
+    compiled: bool,
     device: torch.device,
 ) -> RunConfig:
     """An experiment as it was asked for; the report says where it is not quite the paper's."""
@@ -136,6 +142,7 @@ def as_asked(
         "precision": precision,
         "validation": validation,
         "norm_momentum": config.norm_momentum if norm_momentum is None else norm_momentum,
+        "compile": compiled,
         "channels_last": device.type == "cuda",
     }
     return dataclasses.replace(config, **changes)

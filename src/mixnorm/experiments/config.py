@@ -136,6 +136,7 @@ class RunConfig:
         validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
         gan: None is a classifier.
         norm_momentum: of the statistics of every norm, batch norm and mixture norm alike; None leaves them their own.
+        compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
     name: str
@@ -154,6 +155,7 @@ class RunConfig:
     validation: float = 0.0
     gan: Gan | None = None
     norm_momentum: float | None = None
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
@@ -164,6 +166,8 @@ class RunConfig:
         _one_of("precision", self.precision, PRECISIONS)
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
+        if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
+            raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
 
     def to_json(self) -> dict[str, Any]:
         values = json.loads(json.dumps(dataclasses.asdict(self)))
@@ -172,6 +176,8 @@ class RunConfig:
             del values["gan"]
         if self.norm_momentum is None:
             del values["norm_momentum"]
+        if not self.compile:
+            del values["compile"]
         if self.optimizer.betas == BETAS:
             del values["optimizer"]["betas"]
         return values

@@ -23,7 +23,9 @@ class ClassifierTraining(Training):
         self, config: RunConfig, model: nn.Module, source: Source, device: torch.device, team: Team = ALONE
     ) -> None:
         super().__init__(config, {"model": model}, "model", source, device, team)
-        self.step = TrainingStep(model, self.optimizers["model"], source, device=device, bf16=self.bf16, team=team)
+        self.step = TrainingStep(
+            model, self.optimizers["model"], source, device=device, bf16=self.bf16, team=team, compiled=config.compile
+        )
 
     def figures(self, means: tuple[float, float]) -> dict[str, Any]:
         test, fresh = self._evaluate()

@@ -34,6 +34,7 @@ class Settings:
     recalibrate: int = 0
     validation: float = 0.0
     norm_momentum: float | None = None
+    compile: bool = False
 
     def run(self, name: str, seed: int, *, mixture: bool) -> RunConfig:
         shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("layers", "options")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -44,6 +44,7 @@ class Step(ABC):
         self.curve = torch.zeros(steps, 2, device=device)
         self.number = torch.zeros((), dtype=torch.long, device=device)
         self.seconds = 0.0
+        self._compiled: Callable[..., Any] | None = None
         self._calls = 0
         self._captures = device.type == "cuda" and not isinstance(source, Loaders) and team.size == 1
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -95,6 +96,10 @@ class Step(ABC):
             self._graph = graph
             graph.replay()
 
+    def plain(self) -> None:
+        """From now on every layer is called by itself, as one must be that is watched."""
+        self._compiled = None
+
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -122,15 +127,20 @@ class TrainingStep(Step):
         device: torch.device,
         bf16: bool,
         team: Team = ALONE,
+        compiled: bool = False,
     ) -> None:
         super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16, team=team)
+        if compiled and team.size > 1:
+            raise ValueError("several processes that train together are not compiled: leave --compile out")
         self.model = model
         self.optimizer = optimizer
+        if compiled:
+            self._compiled = torch.compile(model)
 
     def update(self) -> None:
         images, labels = self.source.batch(self.number)
         with self.autocast:
-            logits = self.model(images)
+            logits = self._forward(images)
         logits = logits.float()
         loss = F.cross_entropy(logits, labels)
         loss.backward()
@@ -141,6 +151,17 @@ class TrainingStep(Step):
         # At the end, not at the start: a capture then begins, and ends, without gradients.
         self.optimizer.zero_grad(set_to_none=True)
         self.note(*figures)
+
+    def _forward(self, images: Tensor) -> Tensor:
+        if self._compiled is None:
+            return self.model(images)
+        from torch._dynamo.exc import TorchDynamoException  # takes a second, which who does not compile should not wait
+
+        try:
+            return self._compiled(images)
+        except TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"torch.compile does not take this model ({reason}): leave --compile out") from error
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:

@@ -146,6 +146,7 @@ class Training(ABC):
         rate = self.config.schedule.rate(self.config.optimizer.lr, before["epoch"], self.config.epochs)
         self.restore(before)
         self._start_epoch()
+        self.step.plain()
         one = len(self.networks) == 1
         networks = {"" if one else name: (network, self.optimizers[name]) for name, network in self.networks.items()}
         origin = find_origin(networks, self.step.update, number + 1, self.team)
