@@ -60,7 +60,7 @@ def test_generators_and_teams_are_not_compiled():
     with pytest.raises(ValueError, match="dcgan/cifar10/mn trains a generator, which is not compiled: leave --compile out"):
         dataclasses.replace(catalog.get("dcgan/cifar10/mn").config, compile=True)
     model = build(config())
-    source = Resident(DIGITS, 64)
+    source = Resident(DIGITS, 64, device="cpu")
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ValueError, match="several processes that train together are not compiled: leave --compile out"):
         TrainingStep(model, optimizer, source, device=torch.device("cpu"), bf16=False, team=Team(size=2), compiled=True)
