@@ -10,6 +10,8 @@ from mixnorm.cli.common import Debug, Device, Json, choice, mistakes, print_json
 from mixnorm.cli.engines import Engine, for_many, for_one
 from mixnorm.cli.options import (
     Address,
+    Asked,
+    Average,
     BatchSize,
     Compile,
     Components,
@@ -65,6 +67,7 @@ def compare(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    average: Average = 0.0,
     compiled: Compile = False,
     features: Features = None,
     jobs: Jobs = 1,
@@ -91,6 +94,7 @@ def compare(
     """
     with mistakes():
         choice("--task", task, ("classify", "gan"))
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, compiled)
         if task == "gan":
             refuse(
                 "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
@@ -100,21 +104,21 @@ def compare(
             if generators.is_plane(data or "grid"):
                 refuse(
                     f"the {data or 'grid'}", precision=None if precision == "fp32" else precision, features=features,
-                    recalibrate=recalibrate or None, jobs=None if jobs == 1 else jobs, address=address,
-                    engine=None if engine == "local" else engine, device=None if device in ("auto", "cpu") else device,
+                    recalibrate=recalibrate or None, average=average or None, jobs=None if jobs == 1 else jobs,
+                    address=address, engine=None if engine == "local" else engine, device=None if device in ("auto", "cpu") else device,
                 )  # fmt: skip
                 generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
                 raise typer.Exit(0)
         with for_many(engine, address, device, jobs) as where:
             if task == "gan":
                 refuse("DCGAN", components=components, em_iters=em_iters)
-                code = _compare_generators(str(data), seeds, epochs, recalibrate, precision, features, where, out, as_json)
+                code = _compare_generators(str(data), seeds, epochs, asked, features, where, out, as_json)
             else:
                 if features is not None:
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
                 settings, folder = settings_of(
                     data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
-                    weight_decay, recalibrate, precision, validation, norm_momentum, compiled, where.device,
+                    weight_decay, asked, where.device,
                 )  # fmt: skip
                 configs = settings.pair(seeds)
                 name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
@@ -125,17 +129,20 @@ def compare(
 
 
 def _compare_generators(
-    data: str, seeds: int, epochs: int | None, recalibrate: int, precision: str, features: str | None, engine: Engine,
-    out: Path | None, as_json: bool,
-) -> int:  # fmt: skip
+    data: str,
+    seeds: int,
+    epochs: int | None,
+    asked: Asked,
+    features: str | None,
+    engine: Engine,
+    out: Path | None,
+    as_json: bool,
+) -> int:
     """The paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
     folder = Path(data) if Path(data).is_dir() else None
     if data != "cifar10" and folder is None:
         raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
-    configs = [
-        as_asked(config, config.seed, epochs, recalibrate, precision, 0.0, None, False, engine.device)
-        for config in generators.pair(seeds)
-    ]
+    configs = [as_asked(config, config.seed, epochs, asked, engine.device) for config in generators.pair(seeds)]
     configs, network = generators.with_features(configs, features)
     root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
     title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
@@ -162,6 +169,7 @@ def train(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    average: Average = 0.0,
     compiled: Compile = False,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
@@ -177,6 +185,7 @@ def train(
     On several GPUs, as one process would with the same batch: torchrun --nproc-per-node 2 -m mixnorm train ...
     """
     with mistakes(), for_one(device) as where:
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, compiled)
         if name is not None:
             found = catalog.get(name).config
             if found.gan is not None:
@@ -185,14 +194,14 @@ def train(
                 name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
                 option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
             )  # fmt: skip
-            config = as_asked(found, seed, epochs, recalibrate, precision, validation, norm_momentum, compiled, where.device)
+            config = as_asked(found, seed, epochs, asked, where.device)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             if not layers and not components is em_iters is option is None:
                 raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
             settings, folder = settings_of(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                recalibrate, precision, validation, norm_momentum, compiled, where.device,
+                asked, where.device,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
             config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
@@ -208,6 +217,7 @@ def reproduce(
     precision: Precision = "fp32",
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
+    average: Average = 0.0,
     compiled: Compile = False,
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
@@ -237,19 +247,10 @@ def reproduce(
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, compiled)
         with for_many(engine, address, device, jobs) as where:
             configs = [
-                as_asked(
-                    experiment.config,
-                    seed,
-                    epochs,
-                    recalibrate,
-                    precision,
-                    validation,
-                    norm_momentum,
-                    compiled,
-                    where.device,
-                )
+                as_asked(experiment.config, seed, epochs, asked, where.device)
                 for seed in range(seeds)
                 for experiment in found.values()
             ]

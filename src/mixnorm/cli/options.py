@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,12 @@ Validation = Annotated[
 NormMomentum = Annotated[
     float | None, typer.Option("--norm-momentum", help="Of every norm's running statistics; 1 is the last batch alone.")
 ]
+Average = Annotated[
+    float,
+    typer.Option(
+        "--average", min=0, max=0.9999, help="Test weights averaged over the last updates with this decay: 0.9 suits norms."
+    ),
+]
 Compile = Annotated[
     bool, typer.Option("--compile", help="Train with torch.compile: faster steps, after a minute or more of compiling.")
 ]
@@ -62,11 +69,25 @@ Address = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What every run of a command has in common, whatever it trains: fields of :class:`RunConfig`."""
+
+    recalibrate: int
+    precision: str
+    validation: float = 0.0
+    norm_momentum: float | None = None
+    average: float = 0.0
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        choice("--precision", self.precision, PRECISIONS)
+
+
 def settings_of(
     data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
     epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
-    recalibrate: int, precision: str, validation: float, norm_momentum: float | None, compiled: bool,
-    device: torch.device,
+    asked: Asked, device: torch.device,
 ) -> tuple[Settings, Path | None]:  # fmt: skip
     """The settings that the options make of the defaults, and the folder of the data."""
     folder = None
@@ -74,9 +95,8 @@ def settings_of(
         if not Path(data).is_dir():
             raise ValueError(f"there is no folder {data}: name one with CIFAR's official files, or a data set")
         folder, data = Path(data), cifar.name_of(Path(data))
-    choice("--precision", precision, PRECISIONS)
     if is_own(data):
-        refuse(data, batch_size=batch_size, validation=validation or None)
+        refuse(data, batch_size=batch_size, validation=asked.validation or None)
     settings = defaults(data, model)
     choice("--optimizer", optimizer or settings.optimizer.name, OPTIMIZERS)
     chosen = {"name": optimizer, "lr": lr, "weight_decay": weight_decay}
@@ -87,11 +107,7 @@ def settings_of(
         "layers": None if layers is None else tuple(layer.strip() for layer in layers.split(",")),
         "optimizer": dataclasses.replace(settings.optimizer, **_given(chosen)),
         "options": settings.options | _given(mixture),
-        "recalibrate": recalibrate,
-        "precision": precision,
-        "validation": validation,
-        "norm_momentum": norm_momentum,
-        "compile": compiled,
+        **vars(asked),
         "channels_last": device.type == "cuda",  # which convolutions are fastest in
     }
     return dataclasses.replace(settings, **_given(changes)), folder
@@ -122,27 +138,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     return name, words.get(value.lower(), value)
 
 
-def as_asked(
-    config: RunConfig,
-    seed: int,
-    epochs: int | None,
-    recalibrate: int,
-    precision: str,
-    validation: float,
-    norm_momentum: float | None,
-    compiled: bool,
-    device: torch.device,
-) -> RunConfig:
+def as_asked(config: RunConfig, seed: int, epochs: int | None, asked: Asked, device: torch.device) -> RunConfig:
     """An experiment as it was asked for; the report says where it is not quite the paper's."""
-    choice("--precision", precision, PRECISIONS)
-    changes: dict[str, Any] = {
-        "seed": seed,
-        "epochs": epochs or config.epochs,
-        "recalibrate": recalibrate,
-        "precision": precision,
-        "validation": validation,
-        "norm_momentum": config.norm_momentum if norm_momentum is None else norm_momentum,
-        "compile": compiled,
-        "channels_last": device.type == "cuda",
-    }
-    return dataclasses.replace(config, **changes)
+    changes = {"seed": seed, "epochs": epochs, **vars(asked), "channels_last": device.type == "cuda"}
+    return dataclasses.replace(config, **_given(changes))

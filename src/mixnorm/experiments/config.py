@@ -136,6 +136,8 @@ class RunConfig:
         validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
         gan: None is a classifier.
         norm_momentum: of the statistics of every norm, batch norm and mixture norm alike; None leaves them their own.
+        average: what is evaluated has the weights of the last updates, averaged with this decay as the running statistics
+            are; 0 is the last weights alone.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
@@ -155,6 +157,7 @@ class RunConfig:
     validation: float = 0.0
     gan: Gan | None = None
     norm_momentum: float | None = None
+    average: float = 0.0
     compile: bool = False
 
     def __post_init__(self) -> None:
@@ -166,6 +169,7 @@ class RunConfig:
         _one_of("precision", self.precision, PRECISIONS)
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
+        _check(0 <= self.average < 1, "the decay of the averaged weights", self.average, "from 0 up to but not 1")
         if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
 
@@ -176,8 +180,9 @@ class RunConfig:
             del values["gan"]
         if self.norm_momentum is None:
             del values["norm_momentum"]
-        if not self.compile:
-            del values["compile"]
+        for name in ("average", "compile"):
+            if not values[name]:
+                del values[name]
         if self.optimizer.betas == BETAS:
             del values["optimizer"]["betas"]
         return values

@@ -34,6 +34,7 @@ class Settings:
     recalibrate: int = 0
     validation: float = 0.0
     norm_momentum: float | None = None
+    average: float = 0.0
     compile: bool = False
 
     def run(self, name: str, seed: int, *, mixture: bool) -> RunConfig:

@@ -33,6 +33,7 @@ class Step(ABC):
         curve: (steps, 2), two figures of each step of the epoch so far, of which the first at least must stay finite.
         number: () int64, the step that comes next; counted on the device.
         seconds: what the last epoch took. The first steps, which compile, count as much as the others.
+        then: what follows every update, and is captured with it.
     """
 
     def __init__(self, source: Source, steps: int, *, device: torch.device, bf16: bool, team: Team = ALONE) -> None:
@@ -44,6 +45,7 @@ class Step(ABC):
         self.curve = torch.zeros(steps, 2, device=device)
         self.number = torch.zeros((), dtype=torch.long, device=device)
         self.seconds = 0.0
+        self.then: Callable[[], None] | None = None
         self._compiled: Callable[..., Any] | None = None
         self._calls = 0
         self._captures = device.type == "cuda" and not isinstance(source, Loaders) and team.size == 1
@@ -82,19 +84,24 @@ class Step(ABC):
         if self._graph is not None:
             self._graph.replay()
         elif self._stream is None:
-            self.update()
+            self._update()
         elif self._calls <= WARMUP_STEPS:
             # Not on the default stream, which a capture cannot use: autograd goes on with the stream that it met first.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                self.update()
+                self._update()
             torch.cuda.current_stream().wait_stream(self._stream)
         else:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, stream=self._stream):
-                self.update()
+                self._update()
             self._graph = graph
             graph.replay()
+
+    def _update(self) -> None:
+        self.update()
+        if self.then is not None:
+            self.then()
 
     def plain(self) -> None:
         """From now on every layer is called by itself, as one must be that is watched."""

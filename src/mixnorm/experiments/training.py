@@ -30,7 +30,7 @@ class Training(ABC):
 
     Args:
         networks: by their names in a checkpoint, in training mode. They are moved to the device.
-        watched: the network whose mixture norms the rows tell of.
+        watched: the network whose mixture norms the rows tell of, and which is evaluated.
         team: of the processes that train together. All of them go through the same calls, and return the same rows.
 
     Attributes:
@@ -66,7 +66,7 @@ class Training(ABC):
             name: build_optimizer(network.parameters(), config.optimizer, device) for name, network in networks.items()
         }
         self.watched = networks[watched]
-        self.evaluated = evaluation_copy(self.watched)
+        self.evaluated = evaluation_copy(self.watched, own_weights=config.average > 0)
         self.epoch = self.steps = 0
         self.train_seconds = 0.0
         self.latest: dict[str, Any] | None = None
@@ -84,6 +84,8 @@ class Training(ABC):
         """A copy of everything that the rest of the training depends on."""
         networks = {name: _copy(network.state_dict()) for name, network in self.networks.items()}
         optimizers = {_key(name): _copy(one.state_dict()["state"]) for name, one in self.optimizers.items()}
+        if self.config.average:
+            networks["average"] = _copy(dict(self.evaluated.named_parameters()))
         return {
             "epoch": self.epoch,
             "steps": self.steps,
@@ -101,10 +103,15 @@ class Training(ABC):
             # The settings are those of the configuration, and on a GPU a step reads the learning rate from where it is.
             groups = self.optimizers[name].state_dict()["param_groups"]
             self.optimizers[name].load_state_dict({"state": state[_key(name)], "param_groups": groups})
+        if self.config.average:
+            for name, average in self.evaluated.named_parameters():
+                average.copy_(state["average"][name])
 
     def run_epoch(self, progress: Progress) -> dict[str, Any]:
         """Trains for one epoch, evaluates, and returns the epoch's row of the record."""
         self.latest = self.state()
+        if self.config.average:
+            self.step.then = self._average
         rate = self._start_epoch()
         for done in self.step.run_epoch():
             # A GPU would have to wait for this: there, all losses are looked at after the epoch.
@@ -129,6 +136,12 @@ class Training(ABC):
             "components": components_in_use(self.watched),
             "mixtures": snapshot(self.watched) if self.epoch in snapshot_epochs(self.config.epochs) else None,
         }
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Moves the evaluated weights towards the trained ones, by as much as a momentum of 1 − decay moves statistics."""
+        averages, weights = ([*network.parameters()] for network in (self.evaluated, self.watched))
+        torch._foreach_lerp_(averages, weights, 1 - self.config.average)  # type: ignore[arg-type]
 
     def _start_epoch(self) -> float:
         """Puts everything that does not belong to the state to where an epoch begins; returns the learning rate."""
@@ -160,9 +173,12 @@ class Training(ABC):
         return f"{what}, {where}: use a learning rate smaller than {rate:g}"
 
 
-def evaluation_copy(model: nn.Module) -> nn.Module:
-    """A model with the same parameters, but statistics of its own: to refill those does not disturb the training."""
-    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}).eval()
+def evaluation_copy(model: nn.Module, *, own_weights: bool = False) -> nn.Module:
+    """A model with the same parameters, or a copy of them, and statistics of its own: to refill those does not disturb the
+    training."""
+    shared = {} if own_weights else {id(parameter): parameter for parameter in model.parameters()}
+    copied = copy.deepcopy(model, shared).eval()
+    return copied.requires_grad_(False) if own_weights else copied
 
 
 def load_statistics(evaluated: nn.Module, model: nn.Module) -> None:

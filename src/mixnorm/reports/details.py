@@ -115,6 +115,7 @@ def _settings(group: Group) -> dict[str, str]:
         "weight decay": f"{optimizer.weight_decay:g}",
         "schedule": when[schedule.name],
         "precision": config.precision,
+        "evaluated": f"weights averaged with a decay of {config.average:g}" if config.average else "the last weights",
         "compiled": "yes" if config.compile else "no",
         "memory format": "channels_last" if config.channels_last else "contiguous",
         "crops and flips": {None: "as suits the data", True: "yes", False: "no"}[config.augment],

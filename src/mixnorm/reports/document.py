@@ -150,6 +150,7 @@ def _options(group: Group) -> tuple[str, ...]:
     told += [f"--validation {config.validation:g}"] if config.validation else []
     told += [f"--features runs/reproduce/{CLASSIFIER}/seed-0"] if config.gan is not None else []
     told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
+    told += [f"--average {config.average:g}"] if config.average else []
     told += ["--compile"] if config.compile else []
     return tuple(told)
 
