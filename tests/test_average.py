@@ -44,9 +44,9 @@ def test_the_average_is_pytorchs_and_the_training_is_not_changed_by_it(tmp_path)
     assert record.epochs[-1]["test_loss"] == pytest.approx(test[0].item(), rel=1e-6)
 
 
-def test_batch_norms_statistics_are_those_of_the_averaged_weights(tmp_path):
-    """The mean of a linear layer's output is linear in its weights: with the decay that belongs to the momentum, running means
-    are what the averaged weights give on the same inputs, and not what the last weights do."""
+def test_running_means_are_those_of_the_averaged_weights():
+    """The mean of a linear layer's output is linear in its weights. So with the decay that belongs to the momentum, batch
+    norm's running means are what the averaged weights give for the same inputs, and not what the last weights do."""
     torch.manual_seed(0)
     x = torch.randn(256, 8, dtype=torch.float64) + 3
     model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False), torch.nn.BatchNorm1d(4)).double()

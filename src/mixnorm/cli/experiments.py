@@ -105,7 +105,8 @@ def compare(
                 refuse(
                     f"the {data or 'grid'}", precision=None if precision == "fp32" else precision, features=features,
                     recalibrate=recalibrate or None, average=average or None, jobs=None if jobs == 1 else jobs,
-                    address=address, engine=None if engine == "local" else engine, device=None if device in ("auto", "cpu") else device,
+                    address=address, engine=None if engine == "local" else engine,
+                    device=None if device in ("auto", "cpu") else device,
                 )  # fmt: skip
                 generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
                 raise typer.Exit(0)
