@@ -16,6 +16,8 @@ from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.train import stopped_by_sigterm
 from mixnorm.experiments.work import Place, Queue, attempt
 
+PATIENCE = 10.0  # seconds that a process has to end by itself, once there is nothing left to do
+
 
 def run_in_processes(queue: Queue, place: Place, jobs: int) -> None:
     """Does all runs of the queue, ``jobs`` at once; on a CPU they share its cores."""
@@ -47,6 +49,8 @@ def run_in_processes(queue: Queue, place: Place, jobs: int) -> None:
                         next_run(worker)
         finally:
             for worker in workers:
+                if worker.run is None:
+                    worker.process.join(PATIENCE)  # it tidies up after its compiler, and is not to be disturbed
                 worker.process.terminate()  # as Ctrl-C: what is done is kept
             for worker in workers:
                 worker.end()
