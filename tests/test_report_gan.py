@@ -169,6 +169,9 @@ def test_the_best_samples_are_kept_beside_the_record(tmp_path):
     gan.keep_samples(made, tmp_path / "kept")
     kept = sorted(path.relative_to(tmp_path / "kept").as_posix() for path in (tmp_path / "kept").rglob("*.png"))
     assert kept == ["bn/seed-0/samples/00000018.png", "mn/seed-0/samples/00000018.png"]
+    made[0].epochs[-1]["distance"] = 1.0  # a better one replaces it
+    gan.keep_samples(made[:1], tmp_path / "kept")
+    assert [path.name for path in (tmp_path / "kept" / "bn").rglob("*.png")] == ["00000024.png"]
 
 
 def test_modes_as_a_table_and_a_picture(tmp_path):

@@ -56,7 +56,7 @@ Average = Annotated[
     ),
 ]
 Compile = Annotated[
-    bool, typer.Option("--compile", help="Train with torch.compile: faster steps, after a minute or more of compiling.")
+    bool, typer.Option("--compile", help="Train with torch.compile: compiled once a run, then fewer operations a step.")
 ]
 Features = Annotated[
     str | None,

@@ -45,8 +45,8 @@ def report(
             raise ValueError(f"there is no folder {folder}: mixnorm compare or mixnorm reproduce makes one")
         found = records.find(folder)
         if keep is not None:
-            records.keep(found, keep)
-            generators.keep_samples(found, keep)
+            kept = records.keep(found, keep)
+            generators.keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
         points = reports.points_in(folder) if document is None and not found else {}
         tables, answers = reports.summary(found)
         for data, results in points.items():

@@ -79,6 +79,11 @@ class Record:
     def finished(self) -> bool:
         return self.reason == "finished"
 
+    @property
+    def extent(self) -> tuple[bool, int]:
+        """How far the run got: of two that are the same, the larger one has more to tell."""
+        return self.finished, len(self.epochs)
+
 
 class Writer:
     """Appends to a record. Each line is on the disk when its call returns.
@@ -219,9 +224,9 @@ def keep(records: Iterable[Record], folder: Path) -> list[Path]:
     """Copies records, compressed, to where a run of their name and seed has its folder, unless a longer one is there."""
     kept = []
     for record in records:
-        path = folder / record.config.name / f"seed-{record.config.seed}" / KEPT
+        path = kept_path(record, folder)
         there = _read(path) if path.exists() else None
-        if record.path is None or not record.epochs or (there is not None and _length(there) > _length(record)):
+        if record.path is None or not record.epochs or (there is not None and there.extent > record.extent):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(_content(record.path), mtime=0))  # the same bytes each time
@@ -229,8 +234,8 @@ def keep(records: Iterable[Record], folder: Path) -> list[Path]:
     return kept
 
 
-def _length(record: Record) -> tuple[bool, int]:
-    return record.finished, len(record.epochs)
+def kept_path(record: Record, folder: Path) -> Path:
+    return folder / record.config.name / f"seed-{record.config.seed}" / KEPT
 
 
 def _content(path: Path) -> bytes:

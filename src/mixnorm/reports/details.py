@@ -47,7 +47,7 @@ def runs(families: Sequence[Family]) -> Table:
 
 def _all(families: Sequence[Family]) -> list[tuple[Group, Record, str]]:
     """Every run with its group and its folder, from the folder on that holds them all."""
-    found = [(group, run) for family in families for group in family.groups for run in (*group.runs, *group.left_out)]
+    found = [(group, run) for family in families for group in family.groups for run in group.all_runs]
     found.sort(key=lambda pair: (pair[0].name, pair[1].config.seed))
     folders = [run.path.resolve().parent for _, run in found if run.path is not None]
     root = Path(os.path.commonpath(folders)) if len(set(folders)) > 1 else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from mixnorm.experiments import catalog, samples
 from mixnorm.experiments.config import FEATURES
-from mixnorm.experiments.records import Record
+from mixnorm.experiments.records import Record, kept_path
 from mixnorm.reports.figures import FORMATS, STYLE, Picture, new_figure, save
 from mixnorm.reports.groups import Family, Group, partner, values
 from mixnorm.reports.panels import slug, styles
@@ -74,8 +74,7 @@ def distances(family: Family, paper: bool = True) -> Table:
 
 def evaluations(family: Family, key: str = KEY) -> Table:
     """Every distance of every run, those that did not finish as well."""
-    runs = [(group, run) for group in family.groups for run in (*group.runs, *group.left_out)]
-    runs.sort(key=lambda pair: (not pair[0].is_batch_norm, pair[0].name, pair[1].config.seed))
+    runs = [(group, run) for group in family.groups for run in group.all_runs]
     found = [{epoch["steps"]: epoch[key] for epoch in run.epochs if epoch.get(key) is not None} for _, run in runs]
     at = sorted({steps for measured in found for steps in measured})
     columns = [RUN, Column("seed", "seed", digits=0), *(Column(str(steps), f"{steps:,}") for steps in at)]
@@ -144,8 +143,9 @@ def _curve(family: Family, there: Sequence[Group]) -> tuple[Picture, Figure]:
             axis.fill_between(x, mean - spread, mean + spread, color=style["color"], alpha=0.18, linewidth=0)
         for run in group.left_out:  # its distances are as good as another's, but their lowest may be still to come
             found = [(epoch["steps"] / 1000, epoch[KEY]) for epoch in run.epochs if epoch.get(KEY) is not None]
-            axis.plot(*zip(*found, strict=True), color=style["color"], lw=0.9, ls=":", marker="o", ms=2)
-            cut = " Dotted: runs that did not finish."
+            if found:
+                axis.plot(*zip(*found, strict=True), color=style["color"], lw=0.9, ls=":", marker="o", ms=2)
+                cut = " Dotted: runs that did not finish."
     axis.legend(loc="upper right")
     labels = ", ".join(dict.fromkeys(label for group in there for label in _labels(group)))
     return Picture(f"{slug(family.model)}-{slug(family.data)}-distance", name, f"Features: {labels}.{cut}"), figure
@@ -161,7 +161,7 @@ def _samples(family: Family, there: Sequence[Group]) -> list[tuple[Picture, Figu
         run = group.runs[0]
         best = lowest(run)
         if run.path is not None and best is not None:
-            file = run.path.parent / samples.FOLDER / f"{best['steps']:08}.png"
+            file = _picture(run.path, best)
             if file.is_file():
                 found.append((f"{group.label}: {best[KEY]:.2f} after {best['steps']:,}", imread(file)))
     if not found:
@@ -176,16 +176,22 @@ def _samples(family: Family, there: Sequence[Group]) -> list[tuple[Picture, Figu
 
 
 def keep_samples(records: Iterable[Record], folder: Path) -> None:
-    """Copies the samples at each generator's lowest distance to beside its kept record."""
+    """Copies the samples at each generator's lowest distance to beside its kept record, in place of what is there."""
     for run in records:
         best = lowest(run)
         if run.path is None or best is None:
             continue
-        name = Path(samples.FOLDER) / f"{best['steps']:08}.png"
-        file, kept = run.path.parent / name, folder / run.config.name / f"seed-{run.config.seed}" / name
+        file = _picture(run.path, best)
+        kept = _picture(kept_path(run, folder), best)
         if file.is_file() and file != kept:
-            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(kept.parent, ignore_errors=True)
+            kept.parent.mkdir(parents=True)
             shutil.copyfile(file, kept)
+
+
+def _picture(record: Path, epoch: dict[str, Any]) -> Path:
+    """The samples of an epoch, beside the record."""
+    return record.parent / samples.FOLDER / f"{epoch['steps']:08}.png"
 
 
 def _to_lowest(group: Group, base: Group) -> Measured:

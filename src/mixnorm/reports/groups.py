@@ -40,6 +40,11 @@ class Group:
         return self.config.mixture is None
 
     @property
+    def all_runs(self) -> tuple[Record, ...]:
+        """Those that are left out as well, in the order of their seeds."""
+        return tuple(sorted((*self.runs, *self.left_out), key=lambda run: run.config.seed))
+
+    @property
     def finished(self) -> bool:
         return bool(self.runs) and all(run.finished for run in self.runs)
 
@@ -90,7 +95,7 @@ def _one_for_each_seed(runs: list[Record]) -> list[Record]:
     best: dict[int, Record] = {}
     for run in runs:
         other = best.get(run.config.seed)
-        if other is None or (run.finished, len(run.epochs)) > (other.finished, len(other.epochs)):
+        if other is None or run.extent > other.extent:
             best[run.config.seed] = run
     return [best[seed] for seed in sorted(best)]
 
