@@ -143,7 +143,7 @@ def commands(family: Family) -> tuple[str, ...]:
 
 def _options(group: Group) -> tuple[str, ...]:
     config, known = group.config, catalog.EXPERIMENTS[group.name].config
-    told = [f"--seeds {len(group.all_runs)}"]
+    told = [f"--seeds {len({run.config.seed for run in group.all_runs})}"]
     told += [f"--epochs {config.epochs}"] if config.epochs != known.epochs else []
     told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
     told += [f"--precision {config.precision}"] if config.precision != known.precision else []

@@ -82,8 +82,9 @@ def evaluations(family: Family, key: str = KEY) -> Table:
     rows: list[dict[str, Value]] = []
     for (group, run), measured in zip(runs, found, strict=True):
         if measured:
-            state = "" if run.finished else f"not finished: {run.epochs[-1]['steps']:,} updates"
-            rows.append({"run": group.label, "seed": run.config.seed, "state": state})
+            state = ["counts for nothing: another run of this seed"] if run in group.repeated else []
+            state += [] if run.finished else [f"not finished: {run.epochs[-1]['steps']:,} updates"]
+            rows.append({"run": group.label, "seed": run.config.seed, "state": "; ".join(state)})
             rows[-1] |= {str(steps): value for steps, value in measured.items()}
     way = "after updates" if key == KEY else "after updates, statistics refilled"
     return Table(f"{title(family).partition(':')[0]} {way}", columns, rows).used()

@@ -25,7 +25,7 @@ class Group:
         config: of the first run.
         runs: the runs that count, in the order of their seeds: those that finished or, where none did, those with an epoch.
         left_out: the others.
-        repeated: how many more have the settings and the seed of one of these but other figures, and count for nothing.
+        repeated: those that have the settings and the seed of one of these but other figures, and count for nothing.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Group:
     config: RunConfig
     runs: tuple[Record, ...]
     left_out: tuple[Record, ...] = ()
-    repeated: int = 0
+    repeated: tuple[Record, ...] = ()
 
     @property
     def is_batch_norm(self) -> bool:
@@ -41,8 +41,8 @@ class Group:
 
     @property
     def all_runs(self) -> tuple[Record, ...]:
-        """Those that are left out as well, in the order of their seeds."""
-        return tuple(sorted((*self.runs, *self.left_out), key=lambda run: run.config.seed))
+        """Those that count for nothing as well, in the order of their seeds."""
+        return tuple(sorted((*self.runs, *self.left_out, *self.repeated), key=lambda run: run.config.seed))
 
     @property
     def finished(self) -> bool:
@@ -80,7 +80,7 @@ def families(records: Iterable[Record]) -> list[Family]:
     found: dict[tuple[str, str, int, float], list[Group]] = {}
     for runs in by_settings.values():
         once = _one_for_each_seed(runs)
-        group = replace(_group(once), repeated=sum(_repeats(run, once) for run in runs))
+        group = replace(_group(once), repeated=tuple(run for run in runs if _repeats(run, once)))
         config = group.config
         found.setdefault((config.model, config.data, config.epochs, config.validation), []).append(group)
     return [Family(*key, tuple(_labelled(sorted(groups, key=_order)))) for key, groups in found.items()]

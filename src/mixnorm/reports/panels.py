@@ -35,7 +35,7 @@ def panels(families: Sequence[Family]) -> list[Panel]:
     found = []
     everything = [group for family in families for group in family.groups if group.runs]
     for figure, title in catalog.FIGURES.items():
-        groups = [group for group in everything if figure in _figures(group)]
+        groups = _asked(figure, [group for group in everything if figure in _figures(group)])
         if groups and figure != "components":
             found.append(Panel(slug(figure), title, tuple(groups), tuple(_paper_label(group, figure) for group in groups)))
     for family in families:
@@ -55,13 +55,22 @@ def _figures(group: Group) -> tuple[str, ...]:
     return () if known is None or group.config.validation else known.figures
 
 
+def _asked(figure: str, groups: list[Group]) -> list[Group]:
+    """Averaged weights, which the paper has not, stand in its figures only where nothing else does; in ours, always."""
+    if figure.startswith("best/"):
+        return groups
+    plain = {group.name for group in groups if not group.config.average}
+    return [group for group in groups if not group.config.average or group.name not in plain]
+
+
 def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _paper_label(group: Group, figure: str) -> str:
     mixture = group.config.mixture
-    name = "recommended form" if group.name.startswith("best/") else group.label.upper()
+    name = "recommended form" if group.name.startswith("best/") else group.label.partition(" (")[0].upper()
+    name += ", weights averaged" if group.config.average else ""
     if figure == "densenet":
         name = f"{group.config.model.rpartition('-')[0].replace('densenet', 'DenseNet')} {name}"
     if figure == "inception-v3/nesterov":

@@ -106,7 +106,7 @@ def _seed_notes(family: Family) -> list[str]:
             notes.append(
                 f"{len(runs)} run{'s' * (len(runs) > 1)} {what} and count{'s' * (len(runs) == 1)} for nothing here."
             )
-    again = sum(group.repeated for group in family.groups)
+    again = sum(len(group.repeated) for group in family.groups)
     if again:
         told = "1 run has" if again == 1 else f"{again} runs have"
         notes.append(
