@@ -25,6 +25,24 @@ def test_the_papers_figures_have_their_curves():
     assert found["cifar-cnn-small-lr-cifar100"] == ("BN-1", "BN-2", "MN-1", "MN-2")
 
 
+def test_averaged_weights_stand_in_our_figures_and_in_the_papers_only_by_themselves():
+    names = ("cifar-cnn/cifar100/bn-2", "cifar-cnn/cifar100/mn-2", "best/cifar100")
+    averaged = [catalog_record(name, average=0.9) for name in names]
+    both = averaged + [catalog_record(name) for name in names]
+    found = {panel.name: panel.labels for panel in panels.panels(groups.families(both))}
+    assert found["cifar-cnn-small-lr-cifar100"] == ("BN-2", "MN-2")
+    ours = ("BN-2", "BN-2, weights averaged", "recommended form", "recommended form, weights averaged")
+    assert sorted(found["best-cifar100"]) == sorted(ours)
+    alone = {panel.name: panel.labels for panel in panels.panels(groups.families(averaged))}
+    assert alone["cifar-cnn-small-lr-cifar100"] == ("BN-2, weights averaged", "MN-2, weights averaged")
+
+
+def test_settings_in_which_runs_of_one_name_differ_stand_in_the_legend():
+    made = [catalog_record("cifar-cnn/cifar100/bn-2", precision=precision) for precision in ("fp32", "bf16")]
+    found = {panel.name: panel.labels for panel in panels.panels(groups.families(made))}
+    assert found["cifar-cnn-small-lr-cifar100"] == ("BN-2, precision: fp32", "BN-2, precision: bf16")
+
+
 def bands(axis):
     """The lower and upper edge of every shaded area."""
     for area in axis.collections:

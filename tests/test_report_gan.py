@@ -160,6 +160,16 @@ def test_every_distance_has_its_cell_and_what_is_not_finished_says_so(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["dcgan-cifar10-distance.svg"]
 
 
+def test_a_run_that_was_done_again_is_listed_but_does_not_count():
+    runs = couple(1)
+    other = dataclasses.replace(record(runs[1].config, [value - 20 for value in MN]), ends=[], running=True)
+    [family] = families([*runs, other])
+    told = [(row["run"], row["24"], row["state"]) for row in gan.evaluations(family).rows]
+    assert told[:2] == [("bn", 39.0, ""), ("mn", 34.0, "")]
+    assert told[2] == ("mn", 14.0, "counts for nothing: another run of this seed; not finished: 24 updates")
+    assert cells(gan.distances(family))["mn"]["best"] == min(MN)
+
+
 def test_the_best_samples_are_kept_beside_the_record(tmp_path):
     made = couple(1)
     for run in made:

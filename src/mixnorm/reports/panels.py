@@ -69,8 +69,10 @@ def slug(text: str) -> str:
 
 def _paper_label(group: Group, figure: str) -> str:
     mixture = group.config.mixture
-    name = "recommended form" if group.name.startswith("best/") else group.label.partition(" (")[0].upper()
-    name += ", weights averaged" if group.config.average else ""
+    name, _, differing = group.label.removesuffix(")").partition(" (")
+    name = "recommended form" if group.name.startswith("best/") else name.upper()
+    extra = [setting for setting in differing.split(", ") if setting and not setting.startswith("average:")]
+    name = ", ".join([name, *extra, *(["weights averaged"] if group.config.average else [])])
     if figure == "densenet":
         name = f"{group.config.model.rpartition('-')[0].replace('densenet', 'DenseNet')} {name}"
     if figure == "inception-v3/nesterov":
