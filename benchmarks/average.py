@@ -3,8 +3,9 @@
     python benchmarks/average.py --folder FOLDER [--experiment cifar-cnn/cifar100/bn-2] [--steps 300] [--every 100]
 
 Trains an experiment on nine tenths of the training images, and now and then prints the accuracy on images of the last tenth,
-with running statistics and with refilled ones, for the last weights and for averages with several decays. FOLDER holds
-CIFAR's official files.
+with running statistics and with refilled ones, for the last weights and for averages with several decays; in the end, their
+means, and the most that refilling adds. A mixture norm's training does not depend on its inference, so that several ways
+(--inferences) and lengths of its history (--histories) are evaluated in one training. FOLDER holds CIFAR's official files.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import itertools
 from pathlib import Path
 
 import torch
@@ -26,6 +28,10 @@ LAST = 0.0  # the decay of an average that is the last weights
 BATCH = 500  # images of an evaluation at a time
 
 
+def mixture_norms(model):
+    return [module for module in model.modules() if isinstance(module, mixnorm.MixtureNorm2d)]
+
+
 def with_weights(model, weights):
     made = copy.deepcopy(model).eval()
     with torch.no_grad():
@@ -34,35 +40,62 @@ def with_weights(model, weights):
     return made
 
 
+def with_inference(model, inference, history):
+    """A copy that evaluates the newest mixtures alone, in this way."""
+    made = copy.deepcopy(model)
+    for norm in mixture_norms(made):
+        norm.inference = inference
+        norm.history_weights[: norm.history - history] = 0  # as if they had never been filled
+    return made
+
+
+def report(measured):
+    """``measured``: the accuracies with running and with refilled statistics, (evaluations, 2) by what was evaluated."""
+    print("\nmean of all evaluations with running statistics / refilled; refilling adds at most, in points")
+    for name, pairs in measured.items():
+        running, refilled = torch.tensor(pairs).T
+        print(f"{name:40} {running.mean():.2f} / {refilled.mean():.2f}  {(refilled - running).max():.2f}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="of the data's official files")
     parser.add_argument("--experiment", default="cifar-cnn/cifar100/bn-2")
     parser.add_argument("--decays", type=float, nargs="+", default=[0.8, 0.9, 0.95])
+    parser.add_argument("--inferences", nargs="+", default=["ensemble"])
+    parser.add_argument("--histories", type=int, nargs="+", default=[10])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--every", type=int, default=100, help="steps between two evaluations")
     parser.add_argument("--images", type=int, default=2000, help="of an evaluation")
     parser.add_argument("--refill", type=int, default=10, help="batches that statistics are refilled from")
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = dataclasses.replace(catalog.get(arguments.experiment).config, validation=0.1)
+    config = dataclasses.replace(catalog.get(arguments.experiment).config, validation=0.1, seed=arguments.seed)
+    variants = [("", 0)]
+    if config.mixture is not None:
+        options = {**config.mixture.options, "history": max(arguments.histories)}
+        config = dataclasses.replace(config, mixture=dataclasses.replace(config.mixture, options=options))
+        variants = list(itertools.product(arguments.inferences, arguments.histories))
     model, source = build.prepare(config, device, arguments.folder)
     model = model.to(device).train()
     optimizer = build_optimizer(model.parameters(), config.optimizer, device)
-    set_rate(optimizer, config.optimizer.lr)
     averages = {decay: [p.detach().clone() for p in model.parameters()] for decay in (LAST, *arguments.decays)}
     held_out = [batch for batch, _ in zip(source.test_batches(BATCH), range(arguments.images // BATCH), strict=False)]
 
     def accuracy(network):
         return 100 - 100 * evaluate(network, held_out, device=device, bf16=False)[1].item()
 
-    print(
-        "step, then accuracy in % with running statistics / refilled:", *(f"decay {decay:g}" for decay in averages), sep="  "
-    )
+    def name(decay, inference, history):
+        return f"decay {decay:g}" + (f", {inference}, T = {history}" if inference else "")
+
+    measured = {name(decay, *variant): [] for decay in averages for variant in variants}
+    print("step, then accuracy in % with running statistics / refilled:", *measured, sep="  ")
     for done in range(1, arguments.steps + 1):
         epoch, number = divmod(done - 1, source.steps_per_epoch)
         if number == 0:
             source.start_epoch(config.seed, epoch)
+            set_rate(optimizer, config.schedule.rate(config.optimizer.lr, epoch, config.epochs))
         images, labels = source.batch(torch.tensor(number, device=device))
         F.cross_entropy(model(images), labels).backward()
         optimizer.step()
@@ -70,14 +103,21 @@ def main():
         with torch.no_grad():
             for decay, average in averages.items():
                 torch._foreach_lerp_(average, list(model.parameters()), 1 - decay)
-        if done % arguments.every == 0:
-            figures = []
-            for average in averages.values():
-                tested = with_weights(model, average)
-                running = accuracy(tested)
-                mixnorm.recalibrate(tested, source.train_batches(arguments.refill, seed=done))
-                figures.append(f"{running:.2f} / {accuracy(tested.eval()):.2f}")
-            print(f"{done:5}", *figures, sep="  ", flush=True)
+        if done % arguments.every:
+            continue
+        figures = []
+        for decay, average in averages.items():
+            tested = with_weights(model, average)
+            refilled = copy.deepcopy(tested)
+            mixnorm.recalibrate(refilled, source.train_batches(arguments.refill, seed=done))
+            refilled.eval()
+            for variant in variants:
+                networks = (with_inference(network, *variant) if variant[0] else network for network in (tested, refilled))
+                pair = tuple(accuracy(network) for network in networks)
+                measured[name(decay, *variant)].append(pair)
+                figures.append(f"{pair[0]:.2f} / {pair[1]:.2f}")
+        print(f"{done:5}", *figures, sep="  ", flush=True)
+    report(measured)
 
 
 if __name__ == "__main__":

@@ -187,3 +187,21 @@ def test_the_readme_says_what_the_document_says():
         section = found.partition(f"## cifar-cnn on {data}, 100 epochs\n")[2]
         row = next(line for line in section.splitlines() if line.startswith("| best "))
         assert all(figure in row for figure in told), (told, row)
+
+
+def test_the_readme_has_the_documents_figures_of_averaged_weights():
+    readme, found = (ROOT / "README.md").read_text(encoding="utf-8"), DOCUMENT.read_text(encoding="utf-8")
+    [paragraph] = [" ".join(text.split()) for text in readme.split("\n\n") if text.startswith("In the middle of a training")]
+    section = found.partition("## cifar-cnn on cifar100, 100 epochs\n")[2]
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in _table(section, "Largest test accuracy in %")}
+    told = re.findall(r"\d\d\.\d\d", paragraph)
+    for figure, name in zip(told, ("bn-2 (average: 0.9)", "bn-2", "best (average: 0.9)", "best"), strict=True):
+        assert rows[name].split(" | ")[2].startswith(f"{figure} ±"), (figure, rows[name])
+    [fewer] = re.findall(r"(\d+%) fewer steps", paragraph)
+    steps = [line for line in _table(section, "Steps to batch norm's best") if line.startswith("| best (average: 0.9) |")]
+    assert f"| {fewer} |" in steps[0]
+
+
+def _table(section, title):
+    """The lines of the first table under a title that begins with this."""
+    return section.partition(f"### {title}")[2].partition("\n\n")[2].partition("\n\n")[0].splitlines()
