@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from mixnorm.bench.cases import BENCHMARKS
 from mixnorm.cli import app
 from mixnorm.experiments import catalog
-from mixnorm.experiments.catalog import EXPERIMENTS
 
 
 def commands(group, path=()):
@@ -109,7 +108,7 @@ def test_a_group_without_a_command_shows_its_help():
         (["train", "cifar-cnn/cifar10/mn-2", "--lr", "1"], r"comes with its own --lr: leave that out"),
         (["train", "cifar-cnn/cifar10/mn-2", "--data", "nowhere"], "does not exist.* or name a folder that has them with"),
         (["reproduce"], "which experiments.* mixnorm reproduce --list names them"),
-        (["reproduce", "inception/*"], f"the nearest are inception-v3/.*; mixnorm reproduce --list names all {len(EXPERIMENTS)}"),
+        (["reproduce", "inception/*"], f"nearest are inception-v3/.*reproduce --list names all {len(catalog.EXPERIMENTS)}"),
         (["reproduce", "cifar-cnn/cifar10/bn-2", "--data", "nowhere"], "`mixnorm data cifar10` downloads"),
         (["report", "nowhere"], "there is no folder nowhere: mixnorm compare or mixnorm reproduce makes one"),
         (["report", "."], "there are no runs in .: mixnorm compare or mixnorm reproduce trains some"),
