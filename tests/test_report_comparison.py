@@ -271,6 +271,13 @@ def test_a_shorter_training_is_not_held_against_the_paper():
     assert any("epochs: 20, not 100" in note and "precision: bf16, not fp32" in note for note in table.notes)
 
 
+def test_averaged_weights_are_not_held_against_the_paper():
+    [family] = groups.families([catalog_record("cifar-cnn/cifar10/bn-2", average=0.9)])
+    table = tables.accuracies(family)
+    assert table.rows[0]["after 100"].paper is None
+    assert any("average: 0.9, not none" in note for note in table.notes)
+
+
 def test_what_the_paper_never_reached_and_what_was_assumed():
     made = [catalog_record(f"inception-v3/cifar100/{kind}") for kind in ("bn-1", "mn-1", "nesterov-mn-1")]
     by_epochs = {family.epochs: family for family in groups.families(made)}

@@ -35,7 +35,7 @@ def panels(families: Sequence[Family]) -> list[Panel]:
     found = []
     everything = [group for family in families for group in family.groups if group.runs]
     for figure, title in catalog.FIGURES.items():
-        groups = _asked(figure, [group for group in everything if figure in _figures(group)])
+        groups = _shown_in(figure, [group for group in everything if figure in _figures(group)])
         if groups and figure != "components":
             found.append(Panel(slug(figure), title, tuple(groups), tuple(_paper_label(group, figure) for group in groups)))
     for family in families:
@@ -55,7 +55,7 @@ def _figures(group: Group) -> tuple[str, ...]:
     return () if known is None or group.config.validation else known.figures
 
 
-def _asked(figure: str, groups: list[Group]) -> list[Group]:
+def _shown_in(figure: str, groups: list[Group]) -> list[Group]:
     """Averaged weights, which the paper has not, stand in its figures only where nothing else does; in ours, always."""
     if figure.startswith("best/"):
         return groups

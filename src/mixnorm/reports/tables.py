@@ -123,9 +123,10 @@ def _step_ms(run: Record) -> float | None:
 
 
 def paper_figures(group: Group, wanted: bool = True) -> dict[str, Any]:
-    """The paper's figures of a group, if it trained as long and was tested on the test images."""
-    found = catalog.EXPERIMENTS.get(group.name) if wanted and not group.config.validation else None
-    return found.paper if found is not None and found.config.epochs == group.config.epochs else {}
+    """The paper's figures of a group, if it trained as long and its own weights were tested, on the test images."""
+    found, config = catalog.EXPERIMENTS.get(group.name), group.config
+    comparable = wanted and not config.validation and not config.average
+    return found.paper if comparable and found is not None and found.config.epochs == config.epochs else {}
 
 
 def paper_speed(group: Group, base: Group) -> dict[str, float | str]:
