@@ -6,17 +6,18 @@ INSTALL = $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --
 
 .PHONY: demo test test-slow test-nightly lint bench clean
 
-demo: $(VENV)/installed
+demo: $(VENV)/prepared
 	$(BIN)/mixnorm compare
 
-test: $(VENV)/installed lint
+test: $(VENV)/installed
+	$(MAKE) --jobs 2 lint $(VENV)/prepared   # neither uses more than one core
 	$(BIN)/pytest -n 2
 
-test-slow: $(VENV)/installed   # what takes minutes, launches of many processes among it, and packages that it needs beside
+test-slow: $(VENV)/prepared   # what takes minutes, launches of many processes among it, and packages that it needs beside
 	$(INSTALL) --editable ".[dev,slow]"
 	$(BIN)/pytest -m slow
 
-test-nightly: $(VENV)/installed   # 12,000 random cases
+test-nightly: $(VENV)/prepared   # 12,000 random cases
 	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/test_properties.py
 
 lint: $(VENV)/installed
@@ -32,6 +33,9 @@ bench: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --editable ".[dev]"
+	touch $@
+
+$(VENV)/prepared: $(VENV)/installed
 	$(BIN)/python -m mixnorm.ops.prepare   # compiles the loops for the CPU, once
 	touch $@
 
