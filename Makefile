@@ -11,7 +11,7 @@ demo: $(VENV)/prepared
 
 test: $(VENV)/installed
 	$(MAKE) --jobs 2 lint $(VENV)/prepared   # neither uses more than one core
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal   # neighbours stay together, and what they share is made once
 
 test-slow: $(VENV)/prepared   # what takes minutes, launches of many processes among it, and packages that it needs beside
 	$(INSTALL) --editable ".[dev,slow]"

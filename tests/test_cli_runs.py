@@ -407,6 +407,7 @@ def test_a_folder_that_may_not_be_written(tmp_path):
         tmp_path.chmod(0o700)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full(compared, copied, no_pictures):
     """Files may not grow beyond a size. The runs are done but for one, which has no room for its checkpoint."""
     folder = copied / "mixture-norm" / "seed-1"

@@ -50,6 +50,7 @@ def expected():
     return clusters_of_the_reference(torch.rand(REFERENCE_MIXTURES, reference_fit.num_uniforms(K), generator=generator))
 
 
+@pytest.mark.slow
 def test_the_same_numbers_choose_the_same_seeds_and_these_follow_the_distribution(expected):
     count = LINE.shape[1] + 1
     draws = torch.rand(count + MIXTURES * reference_fit.num_uniforms(K), generator=torch.Generator().manual_seed(0))
