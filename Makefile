@@ -25,7 +25,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/installed
+bench: $(VENV)/prepared
 	mkdir -p build
 	$(BIN)/mixnorm bench all --out build/bench.csv
 	$(BIN)/mixnorm bench plot build/bench.csv --out build/bench
