@@ -31,6 +31,7 @@ FORMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "all-layers-even": (ALL, {"momentum": None}),
     "all-layers-history-20": (ALL, {"history": 20}),
     "all-layers-history-40": (ALL, {"history": 40}),
+    "all-layers-steady-history-40": (ALL, {"inference": "steady", "history": 40}),
     "conv2-3-k-5": (("conv2", "conv3"), {"num_components": 5}),
     "warm-conv2-3": (("conv2", "conv3"), {"seeding": "warm"}),
     "warm-conv2-3-4": (("conv2", "conv3", "conv4"), {"seeding": "warm"}),
