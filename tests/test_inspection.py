@@ -53,6 +53,15 @@ def test_channels_are_evenly_spaced(total, count):
     assert np.ptp(np.diff(found)) <= 1 if len(found) > 1 else True
 
 
+def test_channels_that_hardly_vary_give_way_to_others():
+    usual = [1, 3]
+    assert mixtures.lively([1.0, 2.0, 0.0, 0.1], usual, 2) == usual  # a twentieth is enough
+    assert mixtures.lively([1.0, 2.0, 0.0, 0.099], usual, 2) == [0, 1]
+    assert mixtures.lively([0.0, 0.0, 5.0, 0.0], usual, 2) == [2]
+    assert mixtures.lively([0.0, 0.0, 0.0, 0.0], usual, 2) == usual
+    assert mixtures.lively([float("nan")] * 4, usual, 2) == usual
+
+
 def test_the_record_has_the_mixtures_of_the_layer(trained):
     done, model, _ = trained
     assert all(row["mixtures"].keys() == {"1"} for row in done.epochs)
@@ -115,6 +124,17 @@ class Modes(nn.Module):
 @pytest.fixture(scope="module")
 def modes():
     return layer_densities(Modes(), torch.zeros(1), em_iters=8, channels=[0, 1])
+
+
+def test_a_silent_channel_is_left_out_unless_it_is_asked_for():
+    model = nn.Sequential(nn.Conv2d(1, 6, 1, bias=False), nn.BatchNorm2d(6))
+    with torch.no_grad():
+        model[0].weight[3] *= 1e-4
+    view = layer_densities(model, torch.randn(8, 1, 4, 4))
+    assert view.channels == (0, 1, 4, 5) and view.left_out
+    assert "are left out" in pictures.before_and_after(view)[0].caption
+    asked = layer_densities(model, torch.randn(8, 1, 4, 4), channels=[3])
+    assert asked.channels == (3,) and not asked.left_out
 
 
 def densities(view):
@@ -268,15 +288,18 @@ def test_every_channel_has_a_column_and_every_norm_two_rows(modes):
     np.testing.assert_allclose(whole, first + second)
 
 
-def training(epochs, done=None):
-    """A run with components that swap their places: the heavier one first, then the lighter one."""
+def training(epochs, done=None, scale=1.0):
+    """A run with components that swap their places: the heavier one first, then the lighter one.
+
+    ``scale`` is of the second channel.
+    """
 
     def snapshot(number):
         share = 0.3 + 0.4 * (number % 2)
         mixture = {
             "weights": [share, 1 - share, 0],
-            "means": [[0, 1], [5, 6], [9, 9]],
-            "variances": [[1, 4], [4, 1], [1, 1]],
+            "means": [[0, scale], [5, 6 * scale], [9, 9]],
+            "variances": [[1, 4 * scale**2], [4, scale**2], [1, 1]],
         }
         return {"conv3.norm": {"channels": [3, 7], **mixture}} if number in mixtures.snapshot_epochs(epochs) else None
 
@@ -297,6 +320,13 @@ def test_evolution_has_the_papers_stages_and_components_in_order_of_their_weight
     assert light.get_xdata()[light.get_ydata().argmax()] == pytest.approx(0, abs=0.05)
     assert light.get_ydata().max() == pytest.approx(0.3 / np.sqrt(2 * np.pi), rel=1e-3)
     assert heavy.get_ydata().max() == pytest.approx(0.7 / np.sqrt(2 * np.pi * 4), rel=1e-3)
+
+
+def test_evolution_leaves_out_channels_that_hardly_vary():
+    picture, figure = pictures.evolution(training(50, scale=1e-6))
+    assert [axis.get_title() for axis in figure.axes[:2]] == ["weights λ", "channel 3"]
+    assert len(figure.axes) == 10
+    assert picture.caption.endswith("are left out.")
 
 
 def test_evolution_of_a_training_under_way_ends_with_its_last_snapshot():

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm.experiments import checkpoint
 from mixnorm.experiments.checkpoint import CheckpointError
-from mixnorm.experiments.mixtures import CHANNELS, spread
+from mixnorm.experiments.mixtures import CHANNELS, lively, spread
 from mixnorm.functional import mixture_normalize
 from mixnorm.gmm import DEFAULT_MIN_VARIANCE, fit_mixture
 
@@ -73,12 +73,18 @@ class Normalization:
 
 @dataclass(frozen=True)
 class LayerDensities:
-    """A layer's input on a batch, under several norms. ``points``: how many vectors of activations."""
+    """A layer's input on a batch, under several norms.
+
+    Args:
+        points: how many vectors of activations.
+        left_out: whether other channels were chosen than usual, because some hardly vary.
+    """
 
     layer: str
     channels: tuple[int, ...]
     points: int
     norms: tuple[Normalization, ...]
+    left_out: bool = False
 
 
 def weighted_densities(x: np.ndarray, weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
@@ -142,16 +148,18 @@ def layer_densities(
         images: on the model's device.
         layer: as in :func:`find_norm`.
         components: the K of each norm; 1 is batch norm.
-        channels: those to look at; ``None`` is four that a record's snapshots have, too.
+        channels: those to look at; ``None`` is four that a record's snapshots have, too, or four others if one of these
+            hardly varies.
         em_iters: of the fits, as in the layers.
     """
     layer = find_norm(model, layer)
     norm: Any = model.get_submodule(layer)
-    channels = default_channels(norm.num_features) if channels is None else list(channels)
-    outside = [channel for channel in channels if not 0 <= channel < norm.num_features]
+    outside = [channel for channel in channels or () if not 0 <= channel < norm.num_features]
     if outside:
         raise ValueError(f"{layer} has no channel {outside[0]}: choose from 0 to {norm.num_features - 1}")
     points = layer_input(model, images, layer, seed=seed)
+    usual = default_channels(norm.num_features)
+    shown = lively(points.std(dim=0).tolist(), usual, COLUMNS) if channels is None else list(channels)
     generator = torch.Generator().manual_seed(seed)
     if len(points) > MAX_POINTS:
         points = points[torch.randperm(len(points), generator=generator)[:MAX_POINTS]]
@@ -168,11 +176,10 @@ def layer_densities(
         resp = mixture.responsibilities(points)
         normalized = mixture_normalize(points, resp, norm.eps, backend="reference")
         before, after = (
-            tuple(density(values[:, channel].numpy(), resp.numpy()) for channel in channels)
-            for values in (points, normalized)
+            tuple(density(values[:, channel].numpy(), resp.numpy()) for channel in shown) for values in (points, normalized)
         )
         norms.append(Normalization("BN" if count == 1 else f"MN:{count}", before, after))
-    return LayerDensities(layer, tuple(channels), len(points), tuple(norms))
+    return LayerDensities(layer, tuple(shown), len(points), tuple(norms), left_out=channels is None and shown != usual)
 
 
 def default_channels(total: int) -> list[int]:

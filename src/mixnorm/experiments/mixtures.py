@@ -6,6 +6,7 @@ A snapshot has an entry for each layer: ``channels``, the indices of a few evenl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from mixnorm.populations import WITH_HISTORY
 SNAPSHOTS = 10  # a training
 STAGES = 5  # of those, the ones that the paper draws: after 20%, 40%, …
 CHANNELS = 8  # a snapshot
+SILENT = 0.05  # of the largest deviation: channels below it hardly vary, as those do that weight decay switched off
 
 
 def components_in_use(model: nn.Module) -> dict[str, float]:
@@ -59,6 +61,13 @@ def spread(total: int, count: int) -> list[int]:
     """Up to ``count`` evenly spaced indices below ``total``: the middles of as many equal parts."""
     count = min(count, total)
     return [(2 * part + 1) * total // (2 * count) for part in range(count)]
+
+
+def lively(deviations: Sequence[float], usual: Sequence[int], count: int) -> list[int]:
+    """The ``usual`` channels, or up to ``count`` evenly spaced ones of those that vary if one of the usual does not."""
+    least = SILENT * max(deviations)
+    alive = [channel for channel, deviation in enumerate(deviations) if not deviation < least]
+    return list(usual) if set(usual) <= set(alive) else [alive[i] for i in spread(len(alive), count)]
 
 
 def mixture_norms(model: nn.Module) -> dict[str, MixtureNorm1d | MixtureNorm2d | MixtureNorm3d]:

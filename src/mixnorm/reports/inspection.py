@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mixnorm.experiments.inspection import COLUMNS, Density, LayerDensities, weighted_densities
-from mixnorm.experiments.mixtures import STAGES, snapshot_epochs, spread
+from mixnorm.experiments.mixtures import SILENT, STAGES, lively, snapshot_epochs, spread
 from mixnorm.experiments.records import Record
 from mixnorm.reports.figures import FORMATS, INK, LAYERS, STYLE, Picture, components, save
 from mixnorm.reports.groups import families
@@ -25,6 +25,7 @@ POINTS = 150  # on a curve
 STEPS = np.linspace(-3.5, 3.5, 57)  # deviations from its mean, where every component has points of its own
 MIN_VARIANCE = 1e-12
 SPIKES = " Spikes are cut off."
+HARDLY_VARY = f" Channels that hardly vary, with less than {SILENT:.0%} of the largest deviation, are left out."
 FOLDER = "inspection"  # in the folder of a run
 
 
@@ -91,7 +92,7 @@ def before_and_after(view: LayerDensities) -> tuple[Picture, Figure]:
         "deviation of the output; normal is how much of the histogram lies under it. Dashed: the components, as they go "
         "in and as they come out, numbered by weight for each norm anew."
     )
-    return Picture(f"densities-{slug(view.layer)}", title, caption + cut * SPIKES), figure
+    return Picture(f"densities-{slug(view.layer)}", title, caption + cut * SPIKES + view.left_out * HARDLY_VARY), figure
 
 
 def _density(axis: Any, density: Density, after: bool) -> bool:
@@ -144,7 +145,8 @@ def evolution(record: Record, layer: str | None = None) -> tuple[Picture, Figure
     wanted = {*snapshot_epochs(record.config.epochs, STAGES), taken[-1]["epoch"]}  # the last, of a training under way
     taken = [epoch for epoch in taken if epoch["epoch"] in wanted]
     channels = taken[0]["mixtures"][layer]["channels"]
-    drawn = spread(len(channels), COLUMNS)
+    usual = spread(len(channels), COLUMNS)
+    drawn = lively(_deviations(taken[-1]["mixtures"][layer]), usual, COLUMNS)
     title = f"Components of {layer} during the training: {record.config.name}"
     figure = _figure(title, (2.2 + 2.0 * len(drawn), 1.6 + 1.3 * len(taken)))
     axes = figure.subplots(len(taken), 1 + len(drawn), squeeze=False, sharex="col", width_ratios=[0.8] + [1] * len(drawn))
@@ -168,7 +170,7 @@ def evolution(record: Record, layer: str | None = None) -> tuple[Picture, Figure
         "few channels. Colours number the components by weight, in each row anew. All rows of a column have the same "
         "horizontal axis."
     )
-    return Picture(f"evolution-{slug(layer)}", title, caption + cut * SPIKES), figure
+    return Picture(f"evolution-{slug(layer)}", title, caption + cut * SPIKES + (drawn != usual) * HARDLY_VARY), figure
 
 
 def _components(mixture: dict[str, Any], channel: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -177,6 +179,14 @@ def _components(mixture: dict[str, Any], channel: int) -> tuple[np.ndarray, np.n
     weights = weights if weights.ndim == 1 else weights[:, channel]
     order = [k for k in np.argsort(-weights, kind="stable") if weights[k] > 0]
     return weights[order], means[order, channel], np.sqrt(np.maximum(variances[order, channel], MIN_VARIANCE))
+
+
+def _deviations(mixture: dict[str, Any]) -> list[float]:
+    """Of all components together, channel by channel."""
+    weights, means, variances = (np.array(mixture[name], dtype=float) for name in ("weights", "means", "variances"))
+    weights = weights if weights.ndim == 2 else weights[:, None]
+    mean = (weights * means).sum(axis=0)
+    return list(np.sqrt((weights * (variances + (means - mean) ** 2)).sum(axis=0)))
 
 
 def _weights(axis: Any, weights: np.ndarray, top: float) -> None:
