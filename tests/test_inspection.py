@@ -131,10 +131,12 @@ def test_a_silent_channel_is_left_out_unless_it_is_asked_for():
     with torch.no_grad():
         model[0].weight[3] *= 1e-4
     view = layer_densities(model, torch.randn(8, 1, 4, 4))
-    assert view.channels == (0, 1, 4, 5) and view.left_out
+    assert view.channels == (0, 1, 4, 5)
+    assert view.left_out
     assert "are left out" in pictures.before_and_after(view)[0].caption
     asked = layer_densities(model, torch.randn(8, 1, 4, 4), channels=[3])
-    assert asked.channels == (3,) and not asked.left_out
+    assert asked.channels == (3,)
+    assert not asked.left_out
 
 
 def densities(view):
