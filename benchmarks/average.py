@@ -6,12 +6,14 @@ Trains an experiment on nine tenths of the training images, and now and then pri
 with running statistics and with refilled ones, for the last weights and for averages with several decays; in the end, their
 means, and the most that refilling adds. A mixture norm's training does not depend on its inference, so that several ways
 (--inferences) and lengths of its history (--histories) are evaluated in one training. FOLDER holds CIFAR's official files.
+--out adds every figure to a table, which a document shows if it lies beside its records (results/inference.csv).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import dataclasses
 import itertools
 from pathlib import Path
@@ -23,6 +25,7 @@ import mixnorm
 from mixnorm.experiments import build, catalog
 from mixnorm.experiments.schedule import build_optimizer, set_rate
 from mixnorm.experiments.step import evaluate
+from mixnorm.reports.inference import COLUMNS
 
 LAST = 0.0  # the decay of an average that is the last weights
 BATCH = 500  # images of an evaluation at a time
@@ -49,6 +52,13 @@ def with_inference(model, inference, history):
     return made
 
 
+def add_row(path, *values):
+    """Writes one evaluation at once: what was measured stays when the rest is cut off."""
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, values] if new else [values])
+
+
 def report(measured):
     """``measured``: the accuracies with running and with refilled statistics, (evaluations, 2) by what was evaluated."""
     print("\nmean of all evaluations with running statistics / refilled; refilling adds at most, in points")
@@ -69,6 +79,7 @@ def main():
     parser.add_argument("--images", type=int, default=2000, help="of an evaluation")
     parser.add_argument("--refill", type=int, default=10, help="batches that statistics are refilled from")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a CSV to add every figure to")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = dataclasses.replace(catalog.get(arguments.experiment).config, validation=0.1, seed=arguments.seed)
@@ -116,6 +127,9 @@ def main():
                 pair = tuple(accuracy(network) for network in networks)
                 measured[name(decay, *variant)].append(pair)
                 figures.append(f"{pair[0]:.2f} / {pair[1]:.2f}")
+                if arguments.out is not None:
+                    told = (arguments.experiment, arguments.seed, done, decay, *variant, arguments.refill)
+                    add_row(arguments.out, *told, *(f"{figure:.2f}" for figure in pair))
         print(f"{done:5}", *figures, sep="  ", flush=True)
     report(measured)
 

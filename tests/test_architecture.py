@@ -110,6 +110,7 @@ ORDER = [
     "reports.claims",
     "reports.details",
     "reports.cost",
+    "reports.inference",
     "reports.panels",
     "reports.figures",
     "reports.inspection",

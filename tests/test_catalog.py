@@ -48,6 +48,8 @@ def test_every_curve_is_there():
         "cifar-cnn/layers": 4,
         "best/cifar10": 2,
         "best/cifar100": 2,
+        "averaged/cifar10": 2,
+        "averaged/cifar100": 3,
         "inception-v3/cifar10": 5,
         "inception-v3/cifar100": 5,
         "inception-v3/large-lr": 2,

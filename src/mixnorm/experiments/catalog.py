@@ -14,13 +14,13 @@ from typing import Any
 
 from mixnorm.bench.goals import PAPER_COST
 from mixnorm.experiments.config import Gan, Mixture, Optimizer, RunConfig, Schedule
-from mixnorm.experiments.forms import FORMS, RECOMMENDED
+from mixnorm.experiments.forms import FOLLOWING, FORMS, RECOMMENDED
 
 # Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
 COST = PAPER_COST
 
-# The figures with test-error curves: the paper's, and those of the recommended form. DenseNet's also shows training error
-# and both losses.
+# The figures with test-error curves: the paper's, and those of the recommended form and of averaged weights. DenseNet's also
+# shows training error and both losses.
 FIGURES = {
     "cifar-cnn/small-lr/cifar10": "CIFAR CNN, CIFAR-10, small learning rate",
     "cifar-cnn/small-lr/cifar100": "CIFAR CNN, CIFAR-100, small learning rate",
@@ -30,6 +30,8 @@ FIGURES = {
     "cifar-cnn/layers": "CIFAR CNN, CIFAR-100: effect of the layers",
     "best/cifar10": "CIFAR CNN, CIFAR-10: the recommended form",
     "best/cifar100": "CIFAR CNN, CIFAR-100: the recommended form",
+    "averaged/cifar10": "CIFAR CNN, CIFAR-10: weights averaged as the statistics are",
+    "averaged/cifar100": "CIFAR CNN, CIFAR-100: weights averaged as the statistics are",
     "inception-v3/cifar10": "Inception-V3, CIFAR-10",
     "inception-v3/cifar100": "Inception-V3, CIFAR-100",
     "inception-v3/large-lr": "Inception-V3, CIFAR-100, large learning rate",
@@ -177,7 +179,7 @@ def _cifar_cnn() -> list[Experiment]:
             figures = []
             if kind[-1] in "1234":
                 figures.append(f"cifar-cnn/{'small' if lr < 0.05 else 'large'}-lr/{data}")
-            figures += [f"best/{data}"] * (kind == "bn-2")
+            figures += [f"best/{data}", f"averaged/{data}"] * (kind == "bn-2")
             if data == "cifar100":
                 figures += ["cifar-cnn/em-iterations"] * (kind in EM_ITERATIONS) + ["cifar-cnn/layers"] * (kind in LAYERS)
             found.append(_rmsprop("cifar-cnn", data, row, epochs=100, batch_size=256, every=2, figures=figures))
@@ -263,9 +265,14 @@ def _form(start: Experiment, form: str, name: str, figures: tuple[str, ...] = ()
 
 def _forms(paper: dict[str, Experiment]) -> list[Experiment]:
     """All forms on CIFAR-100, which they were chosen on, and the recommended one on both data sets."""
-    found = [_form(paper["cifar-cnn/cifar100/mn-2"], form, f"forms/cifar100/{form}") for form in FORMS]
-    names = {data: f"best/{data}" for data in CIFAR_CNN}
-    return found + [_form(paper[f"cifar-cnn/{data}/mn-2"], RECOMMENDED, name, (name,)) for data, name in names.items()]
+    found = []
+    for form in FORMS:
+        figures = ("averaged/cifar100",) * (form == FOLLOWING)
+        found.append(_form(paper["cifar-cnn/cifar100/mn-2"], form, f"forms/cifar100/{form}", figures))
+    for data in CIFAR_CNN:
+        name, start = f"best/{data}", paper[f"cifar-cnn/{data}/mn-2"]
+        found.append(_form(start, RECOMMENDED, name, (name, f"averaged/{data}")))
+    return found
 
 
 def _elsewhere(paper: dict[str, Experiment]) -> list[Experiment]:

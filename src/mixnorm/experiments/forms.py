@@ -39,3 +39,5 @@ FORMS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 RECOMMENDED = "all-layers"  # the largest mean accuracy on held-out training images
+# The recommended form with the inference that needs no refilled statistics, for weights averaged as they are.
+FOLLOWING = "all-layers-steady-history-40"

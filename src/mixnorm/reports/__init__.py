@@ -11,7 +11,7 @@ from mixnorm.experiments.modes import DATA, Result
 from mixnorm.experiments.modes import NAME as POINTS
 from mixnorm.experiments.modes import read as read_points
 from mixnorm.experiments.records import Record
-from mixnorm.reports import comparison, content, document, gan, html, markdown, modes
+from mixnorm.reports import comparison, content, document, gan, html, inference, markdown, modes
 from mixnorm.reports.content import Report, Section
 from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, families
@@ -47,14 +47,20 @@ def write(
 def write_document(path: Path, folder: Path, records: Sequence[Record], bench: Path | None = None) -> Path:
     """Writes a Markdown document about many experiments, with what ``findings.md`` in the folder of the records says.
 
-    Generators of points in the plane are there, too, if the folder has what ``mixnorm compare --task gan`` keeps of them.
+    Generators of points in the plane are there, too, if the folder has what ``mixnorm compare --task gan`` keeps of them,
+    and ways of inference if it has what ``benchmarks/average.py`` writes.
     """
     _check(records, folder)
     findings = folder / document.FINDINGS
-    points = points_in(folder)
     rows = [] if bench is None else bench_table.read(bench)
-    told = findings if findings.exists() else None
-    return document.write(path, records, findings=told, points=points, cost_rows=rows)
+    return document.write(
+        path,
+        records,
+        findings=findings if findings.exists() else None,
+        points=points_in(folder),
+        evaluations=inference.read(folder / inference.NAME),
+        cost_rows=rows,
+    )
 
 
 def points_in(folder: Path) -> dict[str, list[Result]]:

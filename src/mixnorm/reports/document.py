@@ -12,10 +12,11 @@ from mixnorm.experiments import catalog
 from mixnorm.experiments.features import CLASSIFIER
 from mixnorm.experiments.modes import Result
 from mixnorm.experiments.records import Record
-from mixnorm.reports import claims, cost, details, figures, gan, groups, inspection, markdown, modes
+from mixnorm.reports import claims, cost, details, figures, gan, groups, inference, inspection, markdown, modes
 from mixnorm.reports.content import READING, REFILLED, Report, Section
 from mixnorm.reports.figures import Picture
 from mixnorm.reports.groups import PLAIN, RECALIBRATED, Family, Group
+from mixnorm.reports.inference import Evaluation
 from mixnorm.reports.panels import slug
 from mixnorm.reports.tables import accuracies, speed
 
@@ -34,14 +35,17 @@ def write(
     *,
     findings: Path | None = None,
     points: Mapping[str, Sequence[Result]] | None = None,
+    evaluations: Sequence[Evaluation] = (),
     cost_rows: Sequence[Row] = (),
 ) -> Path:
     """Writes the document, and its pictures into a folder beside it that has its name.
 
-    ``points``: generators of points in the plane, by their data.
+    Args:
+        points: generators of points in the plane, by their data.
+        evaluations: of ``benchmarks/average.py``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = assemble(records, path.with_suffix(""), read_findings(findings), points or {}, cost_rows)
+    report = assemble(records, path.with_suffix(""), read_findings(findings), points or {}, evaluations, cost_rows)
     path.write_text(markdown.build(report, path.parent, FORMAT), encoding="utf-8")
     return path
 
@@ -51,6 +55,7 @@ def assemble(
     pictures: Path,
     said: Mapping[str, Sequence[str]],
     points: Mapping[str, Sequence[Result]],
+    evaluations: Sequence[Evaluation] = (),
     cost_rows: Sequence[Row] = (),
 ) -> Report:
     """The document before it is Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
@@ -70,6 +75,10 @@ def assemble(
         again = f"mixnorm compare --task gan --data {data} --seeds {seeds}"
         sections.append(Section(f"The {data}", (), (modes.table(data, results),), (made,), commands=(again,)))
     sections += [_chosen(family) for family in families if family.validation]
+    if evaluations:
+        sections.append(
+            Section(inference.TITLE, tables=(inference.table(evaluations),), commands=inference.commands(evaluations))
+        )
     for family in groups.families(alone):
         both = tuple(table for table in (speed(family), speed(family, RECALIBRATED)) if table.rows)
         sections.append(Section(BY_ITSELF, tables=both, commands=commands(family)))

@@ -120,13 +120,15 @@ def _order(group: Group) -> tuple[bool, list[Any]]:
 
 def _labelled(groups: Sequence[Group]) -> list[Group]:
     """Labels without the folder that most names share, nor the data set at their end; of groups with one name, with the
-    settings that they differ in."""
+    settings that they differ in; and of averaged weights always, where others are not, because they say more than a name."""
     folder, names = Counter(group.name.rpartition("/")[0] for group in groups).most_common(1)[0]
     shared = f"{folder}/" if folder and 2 * names > len(groups) else ""
     labelled = []
     for group in groups:
         same = [other for other in groups if other.name == group.name and other is not group]
         differing = {line.split(", not ")[0] for other in same for line in group.config.differences(other.config)}
+        if group.config.average and any(other.config.average != group.config.average for other in groups):
+            differing.add(f"average: {group.config.average:g}")
         told = (line for line in differing if not line.startswith("seed:") and not line.endswith(": none"))
         extra = ", ".join(sorted(told))
         name = group.name.removeprefix(shared).removesuffix(f"/{group.config.data}")

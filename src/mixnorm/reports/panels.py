@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mixnorm import MixtureNorm2d
 from mixnorm.experiments import catalog
 from mixnorm.reports.groups import Family, Group, partner
 
@@ -56,9 +58,9 @@ def _figures(group: Group) -> tuple[str, ...]:
 
 
 def _shown_in(figure: str, groups: list[Group]) -> list[Group]:
-    """Averaged weights, which the paper has not, stand in its figures only where nothing else does; in ours, always."""
-    if figure.startswith("best/"):
-        return groups
+    """Averaged weights have figures of their own, and stand in the paper's only where nothing else does."""
+    if figure.startswith(("averaged/", "best/")):
+        return [group for group in groups if bool(group.config.average) == figure.startswith("averaged/")]
     plain = {group.name for group in groups if not group.config.average}
     return [group for group in groups if not group.config.average or group.name not in plain]
 
@@ -69,8 +71,10 @@ def slug(text: str) -> str:
 
 def _paper_label(group: Group, figure: str) -> str:
     mixture = group.config.mixture
-    name, _, differing = group.label.removesuffix(")").partition(" (")
-    name = "recommended form" if group.name.startswith("best/") else name.upper()
+    if figure.startswith("averaged/"):
+        return _name(group) if mixture is None else _inference(mixture.options)
+    differing = group.label.removesuffix(")").partition(" (")[2]
+    name = "recommended form" if group.name.startswith("best/") else _name(group)
     extra = [setting for setting in differing.split(", ") if setting and not setting.startswith("average:")]
     name = ", ".join([name, *extra, *(["weights averaged"] if group.config.average else [])])
     if figure == "densenet":
@@ -82,6 +86,17 @@ def _paper_label(group: Group, figure: str) -> str:
     if mixture is not None and figure == "cifar-cnn/layers":
         return f"{name}: {' + '.join(mixture.layers)}"
     return name
+
+
+def _name(group: Group) -> str:
+    """As in the paper: MN-2."""
+    return group.name.rpartition("/")[2].upper()
+
+
+def _inference(options: Mapping[str, Any]) -> str:
+    layer = inspect.signature(MixtureNorm2d).parameters
+    way, history = (options.get(name, layer[name].default) for name in ("inference", "history"))
+    return f"mixture norm in all layers, {way}, T = {history}"
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
