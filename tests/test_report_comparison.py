@@ -238,7 +238,53 @@ def test_diverged_and_unfinished_runs_count_for_nothing_but_are_listed():
     assert listed.rows[0]["message"] == "loss is nan at step 200"
     notes = " ".join(tables.accuracies(families[0]).notes)
     assert "1 run diverged and counts for nothing" in notes
-    assert "1 run did not finish" in notes
+    assert "1 run did not finish and counts in the quarters passed alone." in notes
+
+
+def test_a_run_that_was_cut_off_counts_for_what_it_reached():
+    made = pair(seeds=3)
+    bn, mn = ([run for run in made if (run.config.mixture is None) == batch] for batch in (True, False))
+    best = [min(epoch["test_error"] for epoch in run.epochs) for run in bn]
+    cut = record(mn[2].config, [0.5, best[2] - 0.01], end=None)
+    [family] = groups.families([*bn, *mn[:2], cut])
+    base, group = family.groups
+    assert group.cut_off == (cut,)
+    assert [len(group.until(epoch)) for epoch in (1, 2, 3, 4)] == [3, 3, 2, 2]
+    row = rows(tables.accuracies(family))["mn"]
+    assert row["after 2"].n == 3
+    assert row["after 4"].n == row["after 4"].of == 2
+    assert comparison.lead(group, base, groups.PLAIN, 2).n == 3
+    steps = comparison.compare(group, base).steps
+    assert (steps.n, comparison.saved_steps(group, base).n) == (3, 3)
+    assert comparison.compare(group, base).gain.n == 2
+    too_early = record(mn[2].config, [0.5, best[2] + 0.01], end=None)  # whether it would have got there is not known
+    [family] = groups.families([*bn, *mn[:2], too_early])
+    base, group = family.groups
+    assert comparison.compare(group, base).steps.of == 2
+    assert comparison.saved_steps(group, base).of == 2
+
+
+def test_steps_to_a_little_less_than_the_best():
+    """Batch norm is within half a point of its best in the second of four epochs, mixture norm in the first."""
+    bn = record(config("a/bn", 4), [0.5, 0.204, 0.203, 0.2])
+    mn = record(config("a/mn", 4, mixture=MIXTURE), [0.204, 0.2, 0.2, 0.2])
+    [family] = groups.families([bn, mn])
+    base, group = family.groups
+    assert comparison.saved_steps(group, base).mean == pytest.approx(50)
+    [row] = claims.claims(family).rows
+    assert row["close"].mean == pytest.approx(50)
+    mn = record(config("a/mn", 4, mixture=MIXTURE), [0.5, 0.5, 0.5, 0.206])
+    [family] = groups.families([bn, mn])
+    assert claims.claims(family).rows[0]["close"].mean is None
+
+
+def test_the_lead_at_the_end_is_of_the_last_epoch():
+    bn = record(config("a/bn", 3), [0.5, 0.1, 0.4])
+    mn = record(config("a/mn", 3, mixture=MIXTURE), [0.5, 0.2, 0.3])
+    [family] = groups.families([bn, mn])
+    base, group = family.groups
+    assert comparison.compare(group, base).gain.mean == pytest.approx(-10)
+    assert comparison.lead_at_the_end(group, base).mean == pytest.approx(10)
 
 
 def test_where_nothing_is_finished_the_epochs_there_are_count():

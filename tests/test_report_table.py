@@ -29,6 +29,8 @@ def test_cells():
     column = TABLE.columns[1]
     assert [column.text(row["x"]) for row in TABLE.rows] == ["1,234.6 ± 0.0% in 2 of 3", "never", "0.0%"]
     assert [column.paper(row["x"]) for row in TABLE.rows] == ["paper 5.0%", "paper never", ""]
+    assert column.beside(Measured(6.0, n=3, of=3, paper=5.0)) == "paper 5.0%, +1.0"
+    assert column.beside(TABLE.rows[0]["x"]) == "paper 5.0%"  # two of three runs are not what the paper tells of
     assert column.text(-12.34) == "−12.3%"
     assert Measured.over([1.0, None, 3.0]) == Measured(2.0, pytest.approx(np.sqrt(2)), 2, 3)
 

@@ -267,8 +267,8 @@ def _forms(paper: dict[str, Experiment]) -> list[Experiment]:
     """All forms on CIFAR-100, which they were chosen on, and the recommended one on both data sets."""
     found = []
     for form in FORMS:
-        figures = ("averaged/cifar100",) * (form == FOLLOWING)
-        found.append(_form(paper["cifar-cnn/cifar100/mn-2"], form, f"forms/cifar100/{form}", figures))
+        name = f"forms/cifar100/{form}"
+        found.append(_form(paper["cifar-cnn/cifar100/mn-2"], form, name, ("averaged/cifar100",) * (form == FOLLOWING)))
     for data in CIFAR_CNN:
         name, start = f"best/{data}", paper[f"cifar-cnn/{data}/mn-2"]
         found.append(_form(start, RECOMMENDED, name, (name, f"averaged/{data}")))

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from mixnorm.experiments.records import Record
-from mixnorm.reports.groups import PLAIN, Family, Group, accuracy, partner, reached, target
+from mixnorm.reports.groups import PLAIN, Family, Group, accuracy, partner, reached, target, values
 from mixnorm.reports.table import Measured
 
 
@@ -20,7 +22,9 @@ class Comparison:
         steps: gradient updates to batch norm's largest accuracy (with the same seed, where there is one).
         seconds: of training alone, to the same.
         gain: points of the largest accuracy above batch norm's, over pairs of the same seed where all have one.
-        saved: steps fewer than batch norm's, over the same pairs.
+        saved: steps fewer than batch norm's, over such pairs, too.
+
+    Steps and seconds are of runs that were cut off as well, if all of these had got there.
     """
 
     group: Group
@@ -49,56 +53,76 @@ class Comparison:
 
 
 def compare(group: Group, base: Group, key: str = PLAIN) -> Comparison:
-    partners = _partners(group, base)
+    partners = _partners(group.runs, base)
+    timed = _timed(group, base, key)
+    beside = _partners(timed, base)
     return Comparison(
         group,
         base,
         Measured.over(accuracy(run, key) for run in group.runs),
         Measured.over(accuracy(run, key) for run in partners),
-        _to_target(group.runs, base, "steps", key),
-        _to_target(partners, base, "steps", key),
-        _to_target(group.runs, base, "train_seconds", key),
-        _to_target(partners, base, "train_seconds", key),
+        _to_target(timed, base, "steps", key),
+        _to_target(beside, base, "steps", key),
+        _to_target(timed, base, "train_seconds", key),
+        _to_target(beside, base, "train_seconds", key),
         _gain(group.runs, partners, key),
-        _difference(partners, group.runs, lambda run: _steps_to_target(run, base, key)),
+        _difference(beside, timed, lambda run: _steps_to_target(run, base, key)),
     )
 
 
-def _partners(group: Group, base: Group) -> tuple[Record, ...]:
-    """The runs of batch norm with the group's seeds, or all where one is missing."""
+def _timed(group: Group, base: Group, key: str, below: float = 0.0) -> tuple[Record, ...]:
+    """The runs that steps are counted of. To leave out only those that were cut off before they got there would favour the
+    group."""
+    got_there = all(_steps_to_target(run, base, key, below) is not None for run in group.cut_off)
+    return group.until(0) if got_there else group.runs
+
+
+def _partners(runs: Sequence[Record], base: Group) -> tuple[Record, ...]:
+    """The runs of batch norm with the seeds of these, or all where one is missing."""
     by_seed = {run.config.seed: run for run in base.runs}
-    seeds = [run.config.seed for run in group.runs]
+    seeds = [run.config.seed for run in runs]
     return tuple(by_seed[seed] for seed in seeds) if all(seed in by_seed for seed in seeds) else base.runs
 
 
-def _to_target(runs: Sequence[Record], base: Group, figure: str, key: str) -> Measured:
+def _to_target(runs: Sequence[Record], base: Group, figure: str, key: str, below: float = 0.0) -> Measured:
     found = []
     for run in runs:
         goal = target(run, base, key)
-        epoch = None if goal is None else reached(run, goal, key)
+        epoch = None if goal is None else reached(run, goal - below, key)
         found.append(None if epoch is None else epoch[figure])
     return Measured.over(found)
 
 
 def lead(group: Group, base: Group, key: str, until: int) -> Measured:
     """Points of the largest accuracy above batch norm's in the first epochs."""
-    return _gain(group.runs, _partners(group, base), key, until)
+    runs = group.until(until)
+    return _gain(runs, _partners(runs, base), key, until)
 
 
-def saved_steps(group: Group, base: Group, key: str = PLAIN) -> Measured:
-    """How many % fewer steps each run took to batch norm's largest accuracy than batch norm with its seed."""
-    partners = _partners(group, base)
-    theirs = {run.config.seed: _steps_to_target(run, base, key) for run in partners}
-    mean = _to_target(partners, base, "steps", key).mean
+def lead_at_the_end(group: Group, base: Group, key: str = PLAIN) -> Measured:
+    """Points of the last epoch's accuracy above batch norm's, which no choice among evaluations has made larger."""
+    partners = _partners(group.runs, base)
+    return _difference(group.runs, partners, lambda run: None if np.isnan(e := values(run, key, 100)[-1]) else float(-e))
+
+
+def saved_steps(group: Group, base: Group, key: str = PLAIN, below: float = 0.0) -> Measured:
+    """How many % fewer steps each run took to batch norm's largest accuracy than batch norm with its seed.
+
+    ``below``: points less than that accuracy, for both.
+    """
+    runs = _timed(group, base, key, below)
+    partners = _partners(runs, base)
+    theirs = {run.config.seed: _steps_to_target(run, base, key, below) for run in partners}
+    mean = _to_target(partners, base, "steps", key, below).mean
     saved = []
-    for run in group.runs:
-        ours, beside = _steps_to_target(run, base, key), theirs.get(run.config.seed, mean)
+    for run in runs:
+        ours, beside = _steps_to_target(run, base, key, below), theirs.get(run.config.seed, mean)
         saved.append(None if ours is None or not beside else 100 * (1 - ours / beside))
     return Measured.over(saved)
 
 
-def _steps_to_target(run: Record, base: Group, key: str) -> float | None:
-    return _to_target([run], base, "steps", key).mean
+def _steps_to_target(run: Record, base: Group, key: str, below: float = 0.0) -> float | None:
+    return _to_target([run], base, "steps", key, below).mean
 
 
 def _gain(runs: Sequence[Record], partners: Sequence[Record], key: str, until: int | None = None) -> Measured:

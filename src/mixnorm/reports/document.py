@@ -95,7 +95,13 @@ def assemble(
         raise ValueError(
             f"the findings have a section {unknown[0]!r}, but the document has {titles}: name it as one of them"
         )
-    first = Section("How to read this", (READING, f"{REFILLED} Both ways are told."), said=tuple(said.get("", ())))
+    summary = claims.in_short([family for family in families if not family.validation])
+    first = Section(
+        "How to read this",
+        (READING, f"{REFILLED} Both ways are told."),
+        (summary,) if summary.rows else (),
+        said=tuple(said.get("", ())),
+    )
     told = [replace(section, said=tuple(said.get(section.title, ()))) for section in sections]
     return Report(TITLE, (), (), (first, *told), pictures)
 

@@ -48,6 +48,16 @@ class Group:
     def finished(self) -> bool:
         return bool(self.runs) and all(run.finished for run in self.runs)
 
+    def until(self, epoch: int) -> tuple[Record, ...]:
+        """The runs that count, and those that were cut off later than this epoch, in the order of their seeds."""
+        further = (run for run in self.cut_off if run.epochs[-1]["epoch"] >= epoch)
+        return tuple(sorted((*self.runs, *further), key=lambda run: run.config.seed))
+
+    @property
+    def cut_off(self) -> tuple[Record, ...]:
+        """Runs beside finished ones that have epochs, and have not diverged."""
+        return tuple(run for run in self.left_out if run.epochs and run.reason != "not finite")
+
     def has(self, key: str) -> bool:
         """Whether every run that counts has this figure, in some epoch."""
         return bool(self.runs) and all(any(epoch.get(key) is not None for epoch in run.epochs) for run in self.runs)
@@ -131,7 +141,8 @@ def _labelled(groups: Sequence[Group]) -> list[Group]:
             differing.add(f"average: {group.config.average:g}")
         told = (line for line in differing if not line.startswith("seed:") and not line.endswith(": none"))
         extra = ", ".join(sorted(told))
-        name = group.name.removeprefix(shared).removesuffix(f"/{group.config.data}")
+        data = group.config.data
+        name = group.name.removeprefix(shared).removeprefix(f"forms/{data}/").removesuffix(f"/{data}")
         labelled.append(replace(group, label=name + (f" ({extra})" if extra else "")))
     return labelled
 

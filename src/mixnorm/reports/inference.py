@@ -61,7 +61,7 @@ def table(rows: Sequence[Evaluation]) -> Table:
         Column("seeds", "seeds", digits=0),
         Column("running", "running statistics", unit="%"),
         Column("refilled", "statistics refilled", unit="%"),
-        Column("most", "refilling adds, at most"),
+        Column("most", "refilling adds in the worst evaluation"),
     ]
     found: dict[tuple[str, float, str, int], dict[int, list[Evaluation]]] = {}
     for row in rows:
@@ -85,7 +85,7 @@ def table(rows: Sequence[Evaluation]) -> Table:
     evaluations = len({row.step for row in rows})
     notes = [
         f"Accuracies are means of {evaluations} evaluations in the first {last:,} steps; what refilling adds is in points, "
-        "of the evaluation where it adds most. Mean ± standard deviation over the seeds."
+        "in the evaluation of each run where it adds most. Mean ± standard deviation over the seeds."
     ]
     return Table(f"{TITLE}: {', '.join(dict.fromkeys(row.experiment for row in rows))}", columns, made, notes)
 

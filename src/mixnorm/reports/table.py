@@ -81,9 +81,11 @@ class Column:
         return f"paper {value.paper if isinstance(value.paper, str) else self._number(value.paper)}"
 
     def beside(self, value: Value) -> str:
-        """The paper's figure, and how much ours differs from it."""
+        """The paper's figure, and how much ours differs from it, unless ours is of a part of the runs alone."""
         text = self.paper(value)
         if not isinstance(value, Measured) or value.mean is None or not isinstance(value.paper, (int, float)):
+            return text
+        if value.n < value.of:
             return text
         difference = self._number(round(value.mean, self.digits) - round(value.paper, self.digits), unit="")
         return f"{text}, {difference if difference.startswith('−') else f'+{difference}'}"

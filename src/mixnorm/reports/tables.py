@@ -13,6 +13,7 @@ from mixnorm.reports.table import Column, Measured, Table, Value, text_column
 
 RUN = text_column("run", "run")
 SEEDS = Column("seeds", "seeds", digits=0)
+CUT_OFF = "Runs that did not finish count for steps if all of them had got there, and not for points in the end."
 WAYS = {PLAIN: "", RECALIBRATED: ", statistics refilled"}
 
 
@@ -23,7 +24,7 @@ def accuracies(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     columns += [
         Column(f"after {epoch}", f"{part}%, epoch {epoch}") for part, epoch in zip((25, 50, 75, 100), at, strict=True)
     ]
-    columns.append(text_column("mixture", "layers, K, EM iter."))
+    columns += [text_column("mixture", "layers, K, EM iter."), text_column("rate", "learning rate, weight decay")]
     rows = []
     for group in _with(family, key):
         theirs = paper_figures(group, paper and key == PLAIN).get("accuracy", {})
@@ -31,7 +32,8 @@ def accuracies(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
         row: dict[str, Value] = {"run": group.label, "mixture": mixture_text(group), "seeds": seeds(group)}
         for epoch in at:
             said = theirs.get(epoch, best if epoch == family.epochs else None)
-            row[f"after {epoch}"] = Measured.over((accuracy(run, key, epoch) for run in group.runs), said)
+            row[f"after {epoch}"] = Measured.over((accuracy(run, key, epoch) for run in group.until(epoch)), said)
+        row["rate"] = _rate(group) if len({_rate(other) for other in family.groups}) > 1 else None
         rows.append(row)
     notes = [*_seed_notes(family), *(_paper_notes(family) if paper and key == PLAIN else [])]
     return Table(f"Largest test accuracy in %: {family.title}{WAYS[key]}", columns, rows, notes).used()
@@ -70,6 +72,8 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     notes = ["The target is batch norm's best accuracy, with the same seed; its own row says when it got there itself."]
     if any(row.get("fewer") is not None for row in rows):
         notes.append("Fewer steps and less time are of the means over the seeds; a minus sign is more.")
+    if any(group.cut_off for group in _with(family, key)):
+        notes.append(CUT_OFF)
     if any(partner(group, family.groups) is None for group in _with(family, key)):
         notes.append("A dash: no batch norm was trained with the same settings.")
     return Table(f"Steps to batch norm's best: {family.title}{WAYS[key]}", columns, rows, notes).used()
@@ -85,7 +89,14 @@ def mixture_text(group: Group) -> str:
         return "batch norm"
     told = [f"K {mixture.options['num_components']}"] if "num_components" in mixture.options else []
     told += [f"EM {mixture.options['em_iters']}"] if "em_iters" in mixture.options else []
+    told += [str(mixture.options["inference"])] if "inference" in mixture.options else []
+    told += [f"T {mixture.options['history']}"] if "history" in mixture.options else []
     return ", ".join([" + ".join(mixture.layers), *told])
+
+
+def _rate(group: Group) -> str:
+    optimizer = group.config.optimizer
+    return f"{optimizer.lr:g}, {optimizer.weight_decay:g}"
 
 
 def seeds(group: Group) -> Value:
@@ -98,14 +109,14 @@ def _seed_notes(family: Family) -> list[str]:
     if any(len(group.runs) > 1 for group in family.groups):
         notes.append("Mean ± standard deviation over the seeds.")
     left = [run for group in family.groups for run in group.left_out]
-    for runs, what in (
-        ([run for run in left if run.reason == "not finite"], "diverged"),
-        ([run for run in left if run.reason != "not finite"], "did not finish"),
-    ):
-        if runs:
-            notes.append(
-                f"{len(runs)} run{'s' * (len(runs) > 1)} {what} and count{'s' * (len(runs) == 1)} for nothing here."
-            )
+    diverged = sum(run.reason == "not finite" for run in left)
+    if diverged:
+        told = "1 run diverged and counts" if diverged == 1 else f"{diverged} runs diverged and count"
+        notes.append(f"{told} for nothing here.")
+    cut_off = len(left) - diverged
+    if cut_off:
+        told = "1 run did not finish and counts" if cut_off == 1 else f"{cut_off} runs did not finish and count"
+        notes.append(f"{told} in the quarters passed alone.")
     again = sum(len(group.repeated) for group in family.groups)
     if again:
         told = "1 run has" if again == 1 else f"{again} runs have"
