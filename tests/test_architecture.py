@@ -82,6 +82,7 @@ ORDER = [
     "experiments.streams",
     "experiments.checkpoint",
     "experiments.lock",
+    "experiments.signals",
     "experiments.events",
     "experiments.progress",
     "experiments.step",

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mixnorm.experiments.signals import uninterrupted
+
 CURVES = {
     "train_loss": "loss/train",
     "test_loss": "loss/test",
@@ -23,7 +25,10 @@ CURVES = {
 
 
 class Events:
-    """``done`` epochs are in earlier files; what those have beyond it is not shown."""
+    """``done`` epochs are in earlier files; what those have beyond it is not shown.
+
+    The writer has a queue and a thread, which an exception of Ctrl-C in the middle of it would leave waiting for each other.
+    """
 
     def __init__(self, folder: Path, done: int) -> None:
         self._writer: Any = None
@@ -34,7 +39,8 @@ class Events:
         # What its thread cannot write, as on a full disk, the next call raises; the thread need not tell it as well.
         self._before, threading.excepthook = threading.excepthook, _without_files
         try:
-            self._writer = SummaryWriter(folder, purge_step=done + 1)
+            with uninterrupted():
+                self._writer = SummaryWriter(folder, purge_step=done + 1)
         except OSError:
             threading.excepthook = self._before
             raise
@@ -44,8 +50,9 @@ class Events:
             return
         values = {curve: row[name] for name, curve in CURVES.items() if row.get(name) is not None}
         values.update({f"components/{layer}": number for layer, number in row["components"].items()})
-        for curve, value in values.items():
-            self._writer.add_scalar(curve, value, row["epoch"])
+        with uninterrupted():
+            for curve, value in values.items():
+                self._writer.add_scalar(curve, value, row["epoch"])
 
     def __enter__(self) -> Events:
         return self
@@ -53,7 +60,8 @@ class Events:
     def __exit__(self, *_: object) -> None:
         if self._writer is not None:
             try:
-                self._writer.close()
+                with uninterrupted():
+                    self._writer.close()
             finally:
                 threading.excepthook = self._before
 

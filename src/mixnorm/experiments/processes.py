@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mixnorm.experiments.config import RunConfig
-from mixnorm.experiments.train import stopped_by_sigterm
+from mixnorm.experiments.signals import stopped_by_sigterm
 from mixnorm.experiments.work import Place, Queue, attempt
 
 PATIENCE = 10.0  # seconds that a process has to end by itself, once there is nothing left to do

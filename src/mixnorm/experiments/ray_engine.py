@@ -14,7 +14,7 @@ import torch
 
 from mixnorm.experiments.config import RunConfig
 from mixnorm.experiments.lock import wait_until_free
-from mixnorm.experiments.train import stopped_by_sigterm
+from mixnorm.experiments.signals import stopped_by_sigterm
 from mixnorm.experiments.work import Files, Place, Queue, attempt, run_folder, run_name
 
 POLL_SECONDS = 0.2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +19,7 @@ from mixnorm.experiments.events import Events
 from mixnorm.experiments.lock import locked
 from mixnorm.experiments.progress import Progress, Silent
 from mixnorm.experiments.records import Record
+from mixnorm.experiments.signals import stopped_by_sigterm
 from mixnorm.experiments.source import Source
 from mixnorm.experiments.team import ALONE, Team
 from mixnorm.experiments.training import Training
@@ -226,21 +225,3 @@ def _on(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the process as Ctrl-C does, with what is under way tidied up, unless someone else handles it."""
-    in_main = threading.current_thread() is threading.main_thread()  # the only one that may set a handler
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
