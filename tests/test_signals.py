@@ -63,6 +63,17 @@ def test_an_error_inside_leaves_the_handlers_as_they_were():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_signal_is_not_lost_where_something_else_goes_wrong():
+    def write():
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            raise OSError("the disk is full")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        write()
+    assert isinstance(caught.value.__context__, OSError)
+
+
 def test_signals_that_nobody_handles_are_left_alone():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with uninterrupted():

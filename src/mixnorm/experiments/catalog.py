@@ -81,6 +81,11 @@ def match(pattern: str) -> list[Experiment]:
     return [EXPERIMENTS[name] for name in names]
 
 
+def figures(name: str) -> tuple[str, ...]:
+    """Those of ``FIGURES`` that an experiment is a curve of; none for a run of another name."""
+    return EXPERIMENTS[name].figures if name in EXPERIMENTS else ()
+
+
 def _nearest(name: str) -> str:
     near = difflib.get_close_matches(name.lower(), EXPERIMENTS, n=3, cutoff=0.5)
     named = f"the nearest are {', '.join(near)}; " if near else ""

@@ -48,14 +48,16 @@ def uninterrupted() -> Iterator[None]:
         if len(late) > 1:
             handle(number, frame)
 
-    with ExitStack() as stack:
-        for number, handler in handlers.items():
-            if callable(handler):
-                stack.callback(signal.signal, number, handler)
-                signal.signal(number, wait)
-        yield
-    if len(late) == 1:
-        handle(late[0], None)
+    try:
+        with ExitStack() as stack:
+            for number, handler in handlers.items():
+                if callable(handler):
+                    stack.callback(signal.signal, number, handler)
+                    signal.signal(number, wait)
+            yield
+    finally:  # also after an error, which the signal then follows
+        if len(late) == 1:
+            handle(late[0], None)
 
 
 def _in_main_thread() -> bool:

@@ -70,7 +70,7 @@ def in_short(families: Sequence[Family]) -> Table:
     rows: list[dict[str, Value]] = []
     for family in families:
         whole = [group for group, _ in _compared(family) if group.finished]
-        ours = [group for group in whole if any(figure.startswith(OURS) for figure in _figures(group))]
+        ours = [group for group in whole if any(figure.startswith(OURS) for figure in catalog.figures(group.name))]
         wanted = {group.label for group in ours or whole}
         where = f"{family.model}, {family.data}, {family.epochs} epochs"
         rows += [{**row, "where": where} for row in claims(family).rows if row["run"] in wanted]
@@ -139,11 +139,6 @@ def verdict(measured: Measured, words: tuple[str, str] = ("higher", "lower")) ->
     beyond = abs(measured.mean - measured.paper) > measured.deviation
     compared = ("more than in the paper" if measured.mean > measured.paper else "less than in the paper") if beyond else ""
     return f"{text}, {compared or 'as in the paper'}"
-
-
-def _figures(group: Group) -> tuple[str, ...]:
-    known = catalog.EXPERIMENTS.get(group.name)
-    return () if known is None else known.figures
 
 
 def _compared(family: Family) -> list[tuple[Group, Group]]:

@@ -52,9 +52,8 @@ def panels(families: Sequence[Family]) -> list[Panel]:
 
 
 def _figures(group: Group) -> tuple[str, ...]:
-    """The paper's figures that a group is a curve of; those are of test images."""
-    known = catalog.EXPERIMENTS.get(group.name)
-    return () if known is None or group.config.validation else known.figures
+    """The figures that a group is a curve of; those are of test images."""
+    return () if group.config.validation else catalog.figures(group.name)
 
 
 def _shown_in(figure: str, groups: list[Group]) -> list[Group]:
