@@ -201,7 +201,7 @@ def inference(
 
                 return library.inference(points, *mixtures, weight, bias, mode=mode, backend=backend, **options)
             backend = "reference"
-        implementation = _implementation(points, backend, weights.shape[2], weights.shape[1])
+        implementation = _implementation(points, backend, weights.shape[2])
         if hasattr(implementation, "push"):  # the kernels are for one of the modes
             if mode == "ensemble":
                 return implementation.inference(points, *mixtures, weight, bias, **options)
@@ -254,7 +254,7 @@ def slot_weights(weights: Tensor, decay: float, *, backend: str = "auto") -> tup
     return reference.slot_weights(weights, decay)
 
 
-def _implementation(points: Tensor, backend: str, components: int = 1, slots: int = 1) -> Any:
+def _implementation(points: Tensor, backend: str, components: int = 1) -> Any:
     """The module with faster functions for these points, or ``None`` for the reference."""
     check(backend)
     if backend == "reference" or _is_followed():
@@ -262,7 +262,7 @@ def _implementation(points: Tensor, backend: str, components: int = 1, slots: in
     if backend == "triton" or (points.device.type == "cuda" and HAS_TRITON):
         from mixnorm.ops import triton
 
-        obstacle = triton.obstacle(points, components, slots)
+        obstacle = triton.obstacle(points, components)
         if backend == "triton" and obstacle:
             raise RuntimeError(f"backend='triton' cannot run: {obstacle}; use 'auto'")
         return None if obstacle else triton

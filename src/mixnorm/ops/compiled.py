@@ -27,7 +27,6 @@ _ACTIVATION_CODES = {
     "gelu": kernels.GELU,
 }
 Statistics = tuple[Tensor, Tensor, Tensor]
-PRODUCT_BLOCK = 1 << 18  # elements of a block of points that goes through matrix products, small enough for the cache
 
 # Numba's threads start here and not in the first kernel: with OpenMP, their number would become torch's as well.
 _threads = torch.get_num_threads()
@@ -174,89 +173,21 @@ def inference(
     dtype, points = points.dtype, points.to(means.dtype)
     batch, outer, inner, _ = points.shape
     log_weights, factor = reference.inference_factors(weights, slot_weights, mode=mode)
-    share = slot_weights.unsqueeze(-1) * weights
-    tensors = (share, log_weights, factor, means, variances)
-    share, log_weights, factor, means, variances = (t.flatten(1, 2) for t in tensors)
-    # The softmax is PyTorch's: its exponential function is vectorized, over the points where these come last.
-    joint = points.new_empty(batch, means.shape[1], outer * inner)
+    log_weights, factor, means, variances = (t.flatten(1, 2) for t in (log_weights, factor, means, variances))
+    group = weights.shape[2] if mode == "ensemble" else means.shape[1]
     floor = max(options["eps"], reference.MIN_VARIANCE)
     stretches = _stretches(batch, outer * inner)
-    _call(kernels.log_joint, points, share, log_weights, means, variances, floor, stretches, joint.mT)
-    joint = joint.unflatten(1, tuple(weights.shape[1:]) if mode == "ensemble" else (1, -1))
-    slots = joint.shape[1]
-    resp = torch.softmax(joint, dim=2).flatten(1, 2)
-    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
-    if differentiable or options["activation"] is not None or means.shape[1] < 8:
-        y = _Mix.apply(points, resp.mT.contiguous(), factor, means, variances, weight, bias, False, options)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias)):
+        resp = points.new_empty(batch, outer * inner, means.shape[1])
+        _call(kernels.posteriors, points, log_weights, means, variances, floor, group, stretches, resp)
+        y = _Mix.apply(points, resp, factor, means, variances, weight, bias, False, options)
     else:
-        y = _mix_by_products(points, resp, share, factor, means, variances, weight, bias, slots, **options)
+        y = torch.empty_like(points)
+        _call(
+            kernels.evaluate, points, log_weights, factor, means, variances, weight, bias, *_codes(**options), floor, group,
+            stretches, y,
+        )  # fmt: skip
     return y.to(dtype)
-
-
-def _mix_by_products(
-    points: Tensor,
-    rows: Tensor,
-    share: Tensor,
-    factor: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    slots: int,
-    *,
-    eps: float,
-    activation: None,
-    affine_mode: str,
-) -> Tensor:
-    """``_Mix`` without a gradient and without an activation, for the many components of a history: ``rows`` is (B, K, m).
-
-    The sum over k is then a slope and an intercept for each element, which are matrix products. ``share`` (B, K), the weight
-    of each component in all, makes the anchor.
-    """
-    batch, outer, inner, dim = points.shape
-    gamma: Tensor | float = 1.0 if weight is None else weight
-    beta: Tensor | float = 0.0 if bias is None else bias
-    shift: Tensor | float = 0.0
-    if affine_mode == "statistics":
-        scale = ((variances if weight is None else weight.clamp_min(0) * variances) + eps).rsqrt()
-        centre = means + beta
-    else:
-        scale = (variances + eps).rsqrt() * gamma
-        centre, shift = means, beta
-    # Each slot's posteriors add up to one, so a share of the shift in every component adds up to the shift.
-    scale = scale * factor.unsqueeze(-1)
-    anchor = (share.unsqueeze(-1) * centre).sum(1, keepdim=True)
-    both = torch.cat((scale, (anchor - centre) * scale + shift / slots), dim=-1)
-    y = torch.empty_like(points)
-    step = max(1, PRODUCT_BLOCK // (batch * inner * dim))
-    rows_at_once = batch * min(step, outer) * inner
-    buffer = _buffer(3 * rows_at_once * dim, both.dtype)
-    products = buffer[: 2 * rows_at_once * dim].view(batch, -1, 2 * dim)
-    centred = buffer[2 * rows_at_once * dim :].view(batch, -1, inner, dim)
-    for start in range(0, outer, step):
-        x, out = points[:, start : start + step], y[:, start : start + step]
-        w = rows[..., start * inner : (start + step) * inner].mT
-        slope, intercept = torch.bmm(w, both, out=products[:, : w.shape[1]]).unflatten(1, x.shape[1:3]).split(dim, dim=-1)
-        torch.addcmul(intercept, torch.sub(x, anchor.unsqueeze(1), out=centred[:, : x.shape[1]]), slope, out=out)
-    return y
-
-
-class _Buffers(threading.local):
-    kept: Tensor | None = None
-
-
-_buffers = _Buffers()
-
-
-def _buffer(size: int, dtype: torch.dtype) -> Tensor:
-    """Uninitialized memory, valid until this thread's next call. Fresh memory costs more in page faults than its use."""
-    kept = _buffers.kept
-    if kept is None or kept.dtype != dtype or kept.numel() < size:
-        with torch.inference_mode(False):
-            kept = torch.empty(size, dtype=dtype)
-        if size <= 4 * PRODUCT_BLOCK:
-            _buffers.kept = kept
-    return kept[:size]
 
 
 class _Mix(torch.autograd.Function):

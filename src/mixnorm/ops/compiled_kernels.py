@@ -729,28 +729,156 @@ def gradient(
 
 
 @_serial
-def _log_joint_stretch(
-    x: Any, b: int, start: int, stop: int, anchor: Any, scale: Any, offset: Any, log_norm: Any, out: Any
+def _densities(log_weights: Any, means: Any, variances: Any, floor: float) -> Any:
+    """1/σ_k, and the constant of log_weights_k + log p_k."""
+    batch, components, dim = means.shape
+    scale = np.empty_like(means)
+    log_norm = np.empty((batch, components), means.dtype)
+    for b in range(batch):
+        for k in range(components):
+            log_volume = 0.0
+            for d in range(dim):
+                variance = max(variances[b, k, d], floor)
+                scale[b, k, d] = 1 / math.sqrt(variance)
+                log_volume += math.log(variance)
+            log_norm[b, k] = log_weights[b, k] - 0.5 * log_volume
+    return scale, log_norm
+
+
+@_serial
+def _slot_posterior(
+    tile: Any, count: int, b: int, first: int, group: int, log_norm: Any, means: Any, scale: Any, resp: Any
 ) -> None:
-    tile = np.zeros((4, x.shape[3]), scale.dtype)
+    """The posterior of ``group`` components from ``first`` on, for the points of a tile: resp (4, group).
+
+    The squares are of x - μ_k itself: about a common anchor, a component that is narrow beside its distance from the others
+    would lose its digits.
+    """
+    half = tile.dtype.type(0.5)
+    for j in range(group):
+        k = first + j
+        q0 = q1 = q2 = q3 = tile.dtype.type(0)
+        for d in range(tile.shape[1]):
+            z0 = (tile[0, d] - means[b, k, d]) * scale[b, k, d]
+            z1 = (tile[1, d] - means[b, k, d]) * scale[b, k, d]
+            z2 = (tile[2, d] - means[b, k, d]) * scale[b, k, d]
+            z3 = (tile[3, d] - means[b, k, d]) * scale[b, k, d]
+            q0 += z0 * z0
+            q1 += z1 * z1
+            q2 += z2 * z2
+            q3 += z3 * z3
+        resp[0, j] = log_norm[b, k] - half * q0
+        resp[1, j] = log_norm[b, k] - half * q1
+        resp[2, j] = log_norm[b, k] - half * q2
+        resp[3, j] = log_norm[b, k] - half * q3
+    for p in range(count):
+        _posterior(resp, p)
+
+
+@_serial
+def _posteriors_stretch(
+    x: Any, b: int, start: int, stop: int, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, out: Any
+) -> None:
+    tile, resp = np.zeros((4, x.shape[3]), means.dtype), np.zeros((4, group), means.dtype)
     for i in range(start, stop, 4):
-        count = _load(x, b, i, stop, anchor, tile)
-        _log_joint(tile, count, log_norm, offset, scale, b, out, i)
+        count = _load(x, b, i, stop, origin, tile)
+        for first in range(0, means.shape[1], group):
+            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp)
+            for p in range(count):
+                for j in range(group):
+                    out[i + p, first + j] = resp[p, j]
 
 
 @_parallel
-def _log_joint_stretches(x: Any, anchor: Any, scale: Any, offset: Any, log_norm: Any, stretches: int, out: Any) -> None:
+def _posteriors_stretches(
+    x: Any, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, stretches: int, out: Any
+) -> None:
     batch, points = out.shape[0], out.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         start, stop = points * t // stretches, points * (t + 1) // stretches
-        _log_joint_stretch(x, b, start, stop, anchor, scale, offset, log_norm, out[b])
+        _posteriors_stretch(x, b, start, stop, origin, group, log_norm, means, scale, out[b])
 
 
 @_serial
-def log_joint(
-    x: Any, weights: Any, log_weights: Any, means: Any, variances: Any, floor: float, stretches: int, out: Any
+def posteriors(
+    x: Any, log_weights: Any, means: Any, variances: Any, floor: float, group: int, stretches: int, out: Any
 ) -> None:
-    """log_weights_k + log p_k(x_i) but for a constant, into out (B, m, K); ``weights`` says which components matter."""
-    anchor, scale, offset, log_norm = _prepare(weights, log_weights, means, variances, floor)
-    _log_joint_stretches(x, anchor, scale, offset, log_norm, stretches, out)
+    """The posterior of each component among its ``group`` (K for the ensemble, else all T·K), into out (B, m, T·K)."""
+    scale, log_norm = _densities(log_weights, means, variances, floor)
+    origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
+    _posteriors_stretches(x, origin, group, log_norm, means, scale, stretches, out)
+
+
+@_serial
+def _evaluate_stretch(
+    x: Any, b: int, start: int, stop: int, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, factor: Any,
+    centre: Any, slope: Any, shift: Any, activation: int, y: Any,
+) -> None:  # fmt: skip
+    inner, dim = x.shape[2], x.shape[3]
+    tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
+    resp, w = np.zeros((4, group), means.dtype), np.zeros(4, means.dtype)
+    for i in range(start, stop, 4):
+        count = _load(x, b, i, stop, origin, tile)
+        for p in range(4):
+            for d in range(dim):
+                out[p, d] = shift[d] if activation == NONE else 0
+        for first in range(0, means.shape[1], group):
+            in_use = False
+            for j in range(group):
+                in_use = in_use or factor[b, first + j] != 0
+            if not in_use:
+                continue
+            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp)
+            for j in range(group):
+                k = first + j
+                for p in range(4):
+                    w[p] = resp[p, j] * factor[b, k] if p < count else 0
+                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+                if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
+                    continue
+                if activation == NONE:
+                    for d in range(dim):
+                        out[0, d] += w0 * slope[b, k, d] * (tile[0, d] - centre[b, k, d])
+                        out[1, d] += w1 * slope[b, k, d] * (tile[1, d] - centre[b, k, d])
+                        out[2, d] += w2 * slope[b, k, d] * (tile[2, d] - centre[b, k, d])
+                        out[3, d] += w3 * slope[b, k, d] * (tile[3, d] - centre[b, k, d])
+                else:
+                    for p in range(count):
+                        if w[p] != 0:
+                            for d in range(dim):
+                                z = (tile[p, d] - centre[b, k, d]) * slope[b, k, d] + shift[d]
+                                out[p, d] += w[p] * _act(z, activation)
+        for p in range(count):
+            o = (i + p) // inner
+            at = i + p - o * inner
+            for d in range(dim):
+                y[b, o, at, d] = out[p, d]
+
+
+@_parallel
+def _evaluate_stretches(
+    x: Any, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, factor: Any, centre: Any, slope: Any, shift: Any,
+    activation: int, stretches: int, y: Any,
+) -> None:  # fmt: skip
+    batch, points = x.shape[0], x.shape[1] * x.shape[2]
+    for item in prange(batch * stretches):
+        b, t = np.int64(item) // stretches, np.int64(item) % stretches
+        _evaluate_stretch(
+            x, b, points * t // stretches, points * (t + 1) // stretches, origin, group, log_norm, means, scale, factor,
+            centre, slope, shift, activation, y,
+        )  # fmt: skip
+
+
+@_serial
+def evaluate(
+    x: Any, log_weights: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
+    in_statistics: bool, activation: int, floor: float, group: int, stretches: int, y: Any,
+) -> None:  # fmt: skip
+    """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · factor_k · act(x̂_k) with γ and β, for T·K components."""
+    scale, log_norm = _densities(log_weights, means, variances, floor)
+    centre, slope, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
+    _evaluate_stretches(
+        x, origin, group, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
+    )  # fmt: skip

@@ -6,7 +6,6 @@ imports this package. With ``TRITON_INTERPRET=1`` in the environment the kernels
 
 from __future__ import annotations
 
-import math
 import os
 from typing import Any
 
@@ -34,7 +33,7 @@ MAX_MIXTURES = 65535
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton, too, looks when a kernel is defined
 
 
-def obstacle(points: Tensor, components: int, slots: int = 1) -> str | None:
+def obstacle(points: Tensor, components: int) -> str | None:
     """Why the kernels cannot take these points, or ``None``."""
     batch, outer, inner, dim = points.shape if points.dim() == 4 else (1, 1, 1, points.shape[-1])
     if points.device.type != "cuda" and not INTERPRETED:
@@ -47,8 +46,6 @@ def obstacle(points: Tensor, components: int, slots: int = 1) -> str | None:
         return f"the points have {dim} dimensions, more than {tiles.MAX_DIM}"
     if components > MAX_COMPONENTS:
         return f"{components} components are more than {MAX_COMPONENTS}"
-    if math.prod(evaluation.padded(slots, components)) > evaluation.MAX_COMPONENTS:
-        return f"a history of {slots} × {components} components is more than the kernels hold"
     if batch > MAX_MIXTURES:
         return f"{batch} mixtures are more than {MAX_MIXTURES}, which a grid holds"
     if outer * inner * components >= 2**31:

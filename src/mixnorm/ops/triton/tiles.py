@@ -71,6 +71,7 @@ TUNING = {
     "transform": Tuning(16, 1, 64, 4, 96, 1, 4, 4),
     "gradient_sums": Tuning(16, 1, 64, 4, 96, 3, 4, 2),
     "gradient": Tuning(16, 1, 64, 4, 96, 3, 4, 2),
+    "evaluation": Tuning(16, 8, 64, 4, 32, 1, 4, 4),
 }
 
 
