@@ -5,7 +5,8 @@
 Trains an experiment on nine tenths of the training images, and now and then prints the accuracy on images of the last tenth,
 with running statistics and with refilled ones, for the last weights and for averages with several decays; in the end, their
 means, and the most that refilling adds. A mixture norm's training does not depend on its inference, so that several ways
-(--inferences) and lengths of its history (--histories) are evaluated in one training. FOLDER holds CIFAR's official files.
+(--inferences; "unbounded" is the plain mean of the T transforms) and lengths of its history (--histories) are evaluated in
+one training. FOLDER holds CIFAR's official files.
 --out adds every figure to a table, which a document shows if it lies beside its records (results/inference.csv).
 """
 
@@ -47,7 +48,8 @@ def with_inference(model, inference, history):
     """A copy that evaluates the newest mixtures alone, in this way."""
     made = copy.deepcopy(model)
     for norm in mixture_norms(made):
-        norm.inference = inference
+        norm.inference = "ensemble" if inference == "unbounded" else inference
+        norm.bounded = inference != "unbounded"
         norm.history_weights[: norm.history - history] = 0  # as if they had never been filled
     return made
 
@@ -78,6 +80,7 @@ def main():
     parser.add_argument("--every", type=int, default=100, help="steps between two evaluations")
     parser.add_argument("--images", type=int, default=2000, help="of an evaluation")
     parser.add_argument("--refill", type=int, default=10, help="batches that statistics are refilled from")
+    parser.add_argument("--bf16", action="store_true", help="evaluate under autocast")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a CSV to add every figure to")
     arguments = parser.parse_args()
@@ -95,7 +98,7 @@ def main():
     held_out = [batch for batch, _ in zip(source.test_batches(BATCH), range(arguments.images // BATCH), strict=False)]
 
     def accuracy(network):
-        return 100 - 100 * evaluate(network, held_out, device=device, bf16=False)[1].item()
+        return 100 - 100 * evaluate(network, held_out, device=device, bf16=arguments.bf16)[1].item()
 
     def name(decay, inference, history):
         return f"decay {decay:g}" + (f", {inference}, T = {history}" if inference else "")

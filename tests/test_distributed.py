@@ -59,6 +59,8 @@ def test_ranks_are_as_one_process(ranks, name):
 def test_every_case_has_more_than_one_component_in_use(ranks):
     """Otherwise the equality above would say little."""
     for name, case in CASES.items():
+        if name == "few":  # points, which get one component
+            continue
         if case.options.get("num_components", 3) > 1 and "history_weights" in ranks[0][name]["state"] and sum(case.sizes):
             assert ((ranks[0][name]["state"]["history_weights"][..., -1, :] > 0).sum(-1) > 1).any(), name
 

@@ -74,7 +74,7 @@ def test_the_definition(activation):
 
 
 def test_a_feature_that_was_constant_does_not_outweigh_the_rest():
-    """Constant in four batches, and normal in the last: an average of variances copes, one of outputs does not."""
+    """Constant in four batches, and normal in the last: an average of variances copes, a plain one of outputs does not."""
     torch.manual_seed(0)
     layer = MixtureNorm2d(3, history=5, inference="steady")
     for seed in range(5):
@@ -82,8 +82,11 @@ def test_a_feature_that_was_constant_does_not_outweigh_the_rest():
         x[:, 0] *= seed == 4
         layer(x)
     x = torch.randn(64, 3, 4, 4, generator=torch.Generator().manual_seed(9))
-    steady, ensemble = (one.eval()(x)[:, 0].std() for one in (layer, as_ensemble(layer)))
-    assert ensemble > 50
+    plain = as_ensemble(layer)
+    plain.bounded = False
+    steady, ensemble, unbounded = (one.eval()(x)[:, 0].std() for one in (layer, as_ensemble(layer), plain))
+    assert unbounded > 50
+    assert ensemble < 5
     assert steady < 5
 
 

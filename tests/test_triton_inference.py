@@ -60,9 +60,9 @@ def make_history(batch, outer, inner, dim, k, slots, *, dtype=FP32):
     return x, (weights, means, variances, tau)
 
 
-def inference(mode="ensemble", activation=None, affine_mode="output"):
+def inference(mode="ensemble", activation=None, affine_mode="output", bounded=False):
     """A function of (backend, x, λ, μ, σ², τ, γ, β) to the output."""
-    options = {"mode": mode, "eps": EPS, "activation": activation, "affine_mode": affine_mode}
+    options = {"mode": mode, "bounded": bounded, "eps": EPS, "activation": activation, "affine_mode": affine_mode}
     return lambda backend, *tensors: {"y": ops.inference(*tensors, backend=backend, **options)}
 
 

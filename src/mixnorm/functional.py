@@ -126,6 +126,7 @@ def mixture_inference(
             weight,
             bias,
             mode=mode,
+            bounded=False,
             eps=eps,
             activation=activation,
             affine_mode=affine_mode,

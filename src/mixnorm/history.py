@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture
 from mixnorm.ops import backend as ops
+from mixnorm.ops import reference
 from mixnorm.ops.reference import MIN_VARIANCE
 from mixnorm.populations import WITH_HISTORY
 
@@ -70,8 +71,9 @@ class MixtureHistory(nn.Module):
             return None if self._last_statistics is None else GaussianMixture(*self._last_statistics)
         if self._is_empty():
             return None
+        weights = self.history_weights[..., -1, :].clone()
         return GaussianMixture(
-            self.history_weights[..., -1, :].clone(),
+            weights / reference.slot_share(weights).unsqueeze(-1),
             self.history_means[..., -1, :, :].clone(),
             self.history_vars[..., -1, :, :].clone(),
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from numbers import Integral, Real
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnorm import gmm
@@ -18,6 +20,7 @@ from mixnorm.populations import POPULATIONS, WITH_HISTORY, from_points, paramete
 
 SEEDINGS = ("kmeans++", "warm")
 DEFAULT_MAX_SAMPLES = 4096
+MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
 MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
@@ -27,6 +30,7 @@ class _MixtureNorm(MixtureHistory):
     ranks: tuple[int, ...]
     shape_text: str
     batch_norm: type[nn.Module]
+    bounded = True  # a slot of the history counts for less where it is far from a point; False is for measurements
 
     weight: Tensor | None
     bias: Tensor | None
@@ -78,6 +82,7 @@ class _MixtureNorm(MixtureHistory):
         self.process_group = process_group
         self.backend = backend
         self.frozen = False
+        self._warned = False
         self._check_options()
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -139,12 +144,15 @@ class _MixtureNorm(MixtureHistory):
                 f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
                 "use a larger batch or image, or call eval()"
             )
+        components = min(self.num_components, max(1, count // MIN_POINTS))
+        if components < self.num_components and self.training and not torch.compiler.is_compiling():
+            self._warn_of_few_points(count, components)
         with torch.no_grad():
-            size = gmm.sample_size(count, self.num_components, self.sample_fraction, self.max_samples)
+            size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
             sample, mixture = gmm.fit_points(
                 points.detach(),
                 size,
-                self.num_components,
+                components,
                 em_iters=self.em_iters,
                 min_weight=self.min_weight,
                 min_variance=max(self.eps, MIN_VARIANCE),
@@ -158,16 +166,33 @@ class _MixtureNorm(MixtureHistory):
             )
         # A recomputation inside backward (activation checkpointing) has been counted the first time.
         first_time = self.training and not _in_backward()
-        history = self.queues() if first_time and self.keeps_history else None
+        whole = count >= MIN_POINTS * self.num_components
+        pushed = first_time and self.keeps_history
+        history = self.queues() if pushed and whole else None
         options: dict[str, Any] = {"eps": self.eps, "activation": self.activation, "affine_mode": self.affine_mode}
         options |= {"history": history, "backend": self.backend}
         if ranks is None:
             y, statistics = ops.transform_batch(points, mixture, weight, bias, **options)
         else:
             y, statistics = distributed.transform_batch(points, mixture, weight, bias, ranks, **options)
+        if not whole:  # it counts for as much as it has points
+            statistics = _with_components(statistics, self.num_components)
+            if pushed:
+                queues, tracked = self.queues()
+                share = count / (MIN_POINTS * self.num_components)
+                ops.push(queues, (statistics[0] * share, *statistics[1:]), tracked, backend=self.backend)
         if first_time:
             self.remember(statistics, sample)
         return y
+
+    def _warn_of_few_points(self, count: int, components: int) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a batch of {count} points is too small for {self.num_components} components, so {components} took their "
+                "place: use larger batches, or drop_last=True if this was the rest of a data set",
+                stacklevel=2,
+            )
 
     def _warm_mixture(self, points: Tensor) -> ops.Statistics | None:
         """The last batch's mixture, to go on from; ``None`` for the first batch, which is seeded.
@@ -213,8 +238,8 @@ class _MixtureNorm(MixtureHistory):
         if mode == "steady":
             mode, variances = "ensemble", steady_variances(weights, means, variances, tau)
         return ops.inference(
-            points, weights, means, variances, tau, weight, bias, mode=mode, eps=self.eps, activation=self.activation,
-            affine_mode=self.affine_mode, backend=self.backend,
+            points, weights, means, variances, tau, weight, bias, mode=mode, bounded=self.bounded, eps=self.eps,
+            activation=self.activation, affine_mode=self.affine_mode, backend=self.backend,
         )  # fmt: skip
 
     def _parameter(self, parameter: Tensor | None, x: Tensor) -> Tensor | None:
@@ -289,6 +314,13 @@ class _MixtureNorm(MixtureHistory):
         }
         changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join([text, *(["bias=False"] if self.affine and self.bias is None else []), *changed])
+
+
+def _with_components(statistics: ops.Statistics, count: int) -> ops.Statistics:
+    """λ, μ and σ² with components of weight 0 behind them, so that there are ``count``."""
+    weights, means, variances = statistics
+    more = count - weights.shape[1]
+    return F.pad(weights, (0, more)), F.pad(means, (0, 0, 0, more)), F.pad(variances, (0, 0, 0, more))
 
 
 def _in_backward() -> bool:

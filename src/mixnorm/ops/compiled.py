@@ -167,6 +167,7 @@ def inference(
     bias: Tensor | None,
     *,
     mode: str,
+    bounded: bool,
     **options: Any,
 ) -> Tensor:
     """The reference's ``inference``: ``weights`` is (B, T, K), ``slot_weights`` (B, T)."""
@@ -174,18 +175,20 @@ def inference(
     batch, outer, inner, _ = points.shape
     log_weights, factor = reference.inference_factors(weights, slot_weights, mode=mode)
     log_weights, factor, means, variances = (t.flatten(1, 2) for t in (log_weights, factor, means, variances))
-    group = weights.shape[2] if mode == "ensemble" else means.shape[1]
+    each = mode == "ensemble"  # a posterior of its own for each slot
+    group, slots = (weights.shape[2], slot_weights) if each else (means.shape[1], torch.ones_like(slot_weights[:, :1]))
+    farthest = reference.farthest(means.shape[2]) if each and bounded else float("inf")
     floor = max(options["eps"], reference.MIN_VARIANCE)
     stretches = _stretches(batch, outer * inner)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias)):
         resp = points.new_empty(batch, outer * inner, means.shape[1])
-        _call(kernels.posteriors, points, log_weights, means, variances, floor, group, stretches, resp)
+        _call(kernels.posteriors, points, log_weights, slots, means, variances, floor, group, farthest, stretches, resp)
         y = _Mix.apply(points, resp, factor, means, variances, weight, bias, False, options)
     else:
         y = torch.empty_like(points)
         _call(
-            kernels.evaluate, points, log_weights, factor, means, variances, weight, bias, *_codes(**options), floor, group,
-            stretches, y,
+            kernels.evaluate, points, log_weights, factor, slots, means, variances, weight, bias, *_codes(**options), floor,
+            group, farthest, stretches, y,
         )  # fmt: skip
     return y.to(dtype)
 

@@ -747,12 +747,12 @@ def _densities(log_weights: Any, means: Any, variances: Any, floor: float) -> An
 
 @_serial
 def _slot_posterior(
-    tile: Any, count: int, b: int, first: int, group: int, log_norm: Any, means: Any, scale: Any, resp: Any
+    tile: Any, count: int, b: int, first: int, group: int, log_norm: Any, means: Any, scale: Any, resp: Any, far: Any
 ) -> None:
     """The posterior of ``group`` components from ``first`` on, for the points of a tile: resp (4, group).
 
-    The squares are of x - μ_k itself: about a common anchor, a component that is narrow beside its distance from the others
-    would lose its digits.
+    far (4, 1 + group): in its first column their mean squared distance, E_ν[Σ_d z²]. The squares are of x - μ_k itself:
+    about a common anchor, a component that is narrow beside its distance from the others would lose its digits.
     """
     half = tile.dtype.type(0.5)
     for j in range(group):
@@ -767,73 +767,101 @@ def _slot_posterior(
             q1 += z1 * z1
             q2 += z2 * z2
             q3 += z3 * z3
-        resp[0, j] = log_norm[b, k] - half * q0
-        resp[1, j] = log_norm[b, k] - half * q1
-        resp[2, j] = log_norm[b, k] - half * q2
-        resp[3, j] = log_norm[b, k] - half * q3
+        far[0, 1 + j], far[1, 1 + j], far[2, 1 + j], far[3, 1 + j] = q0, q1, q2, q3
+        for p in range(4):
+            resp[p, j] = log_norm[b, k] - half * far[p, 1 + j]
     for p in range(count):
         _posterior(resp, p)
+        far[p, 0] = 0
+        for j in range(group):
+            if resp[p, j] != 0:
+                far[p, 0] += resp[p, j] * far[p, 1 + j]
+
+
+@_serial
+def _trust(far: Any, farthest: float, tau: Any, total: Any, missing: Any, p: int) -> Any:
+    """``reference.slot_trust`` of a point, and its part in what all slots are trusted, or not."""
+    trust = total.dtype.type(1) if far <= farthest else total.dtype.type(farthest) / far
+    total[p] += tau * trust
+    missing[p] += tau * (1 - trust)
+    return trust
 
 
 @_serial
 def _posteriors_stretch(
-    x: Any, b: int, start: int, stop: int, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, out: Any
-) -> None:
+    x: Any, b: int, start: int, stop: int, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
+    scale: Any, out: Any,
+) -> None:  # fmt: skip
     tile, resp = np.zeros((4, x.shape[3]), means.dtype), np.zeros((4, group), means.dtype)
+    far = np.zeros((4, 1 + group), means.dtype)
+    total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
     for i in range(start, stop, 4):
         count = _load(x, b, i, stop, origin, tile)
+        total[:], missing[:] = 0, 0
         for first in range(0, means.shape[1], group):
-            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp)
+            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp, far)
             for p in range(count):
+                trust = _trust(far[p, 0], farthest, slots[b, first // group], total, missing, p)
                 for j in range(group):
-                    out[i + p, first + j] = resp[p, j]
+                    out[i + p, first + j] = resp[p, j] * trust
+        for p in range(count):
+            if missing[p] > 0:
+                for k in range(means.shape[1]):
+                    out[i + p, k] /= total[p]
 
 
 @_parallel
 def _posteriors_stretches(
-    x: Any, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, stretches: int, out: Any
-) -> None:
+    x: Any, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, stretches: int,
+    out: Any,
+) -> None:  # fmt: skip
     batch, points = out.shape[0], out.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         start, stop = points * t // stretches, points * (t + 1) // stretches
-        _posteriors_stretch(x, b, start, stop, origin, group, log_norm, means, scale, out[b])
+        _posteriors_stretch(x, b, start, stop, origin, group, slots, farthest, log_norm, means, scale, out[b])
 
 
 @_serial
 def posteriors(
-    x: Any, log_weights: Any, means: Any, variances: Any, floor: float, group: int, stretches: int, out: Any
-) -> None:
-    """The posterior of each component among its ``group`` (K for the ensemble, else all T·K), into out (B, m, T·K)."""
+    x: Any, log_weights: Any, slots: Any, means: Any, variances: Any, floor: float, group: int, farthest: float,
+    stretches: int, out: Any,
+) -> None:  # fmt: skip
+    """The posterior of each component among its ``group`` (K for the ensemble, else all T·K), into out (B, m, T·K).
+
+    A slot that is farther than ``farthest`` from a point counts for less; ``slots`` (B, T·K / group) are their weights.
+    """
     scale, log_norm = _densities(log_weights, means, variances, floor)
     origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
-    _posteriors_stretches(x, origin, group, log_norm, means, scale, stretches, out)
+    _posteriors_stretches(x, origin, group, slots, farthest, log_norm, means, scale, stretches, out)
 
 
 @_serial
 def _evaluate_stretch(
-    x: Any, b: int, start: int, stop: int, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, factor: Any,
-    centre: Any, slope: Any, shift: Any, activation: int, y: Any,
+    x: Any, b: int, start: int, stop: int, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
+    scale: Any, factor: Any, centre: Any, slope: Any, shift: Any, activation: int, y: Any,
 ) -> None:  # fmt: skip
     inner, dim = x.shape[2], x.shape[3]
     tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
     resp, w = np.zeros((4, group), means.dtype), np.zeros(4, means.dtype)
+    far, trust = np.zeros((4, 1 + group), means.dtype), np.zeros(4, means.dtype)
+    total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
     for i in range(start, stop, 4):
         count = _load(x, b, i, stop, origin, tile)
-        for p in range(4):
-            for d in range(dim):
-                out[p, d] = shift[d] if activation == NONE else 0
+        out[:], total[:], missing[:] = 0, 0, 0
         for first in range(0, means.shape[1], group):
             in_use = False
             for j in range(group):
                 in_use = in_use or factor[b, first + j] != 0
             if not in_use:
                 continue
-            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp)
+            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp, far)
+            for p in range(count):
+                trust[p] = _trust(far[p, 0], farthest, slots[b, first // group], total, missing, p)
             for j in range(group):
                 k = first + j
                 for p in range(4):
-                    w[p] = resp[p, j] * factor[b, k] if p < count else 0
+                    w[p] = resp[p, j] * factor[b, k] * trust[p] if p < count else 0
                 w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
                 if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
                     continue
@@ -852,33 +880,34 @@ def _evaluate_stretch(
         for p in range(count):
             o = (i + p) // inner
             at = i + p - o * inner
+            scaling = 1 / total[p] if missing[p] > 0 else out.dtype.type(1)
             for d in range(dim):
-                y[b, o, at, d] = out[p, d]
+                y[b, o, at, d] = out[p, d] * scaling + (shift[d] if activation == NONE else 0)
 
 
 @_parallel
 def _evaluate_stretches(
-    x: Any, origin: Any, group: int, log_norm: Any, means: Any, scale: Any, factor: Any, centre: Any, slope: Any, shift: Any,
-    activation: int, stretches: int, y: Any,
+    x: Any, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, factor: Any,
+    centre: Any, slope: Any, shift: Any, activation: int, stretches: int, y: Any,
 ) -> None:  # fmt: skip
     batch, points = x.shape[0], x.shape[1] * x.shape[2]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _evaluate_stretch(
-            x, b, points * t // stretches, points * (t + 1) // stretches, origin, group, log_norm, means, scale, factor,
-            centre, slope, shift, activation, y,
+            x, b, points * t // stretches, points * (t + 1) // stretches, origin, group, slots, farthest, log_norm, means,
+            scale, factor, centre, slope, shift, activation, y,
         )  # fmt: skip
 
 
 @_serial
 def evaluate(
-    x: Any, log_weights: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
-    in_statistics: bool, activation: int, floor: float, group: int, stretches: int, y: Any,
+    x: Any, log_weights: Any, factor: Any, slots: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
+    in_statistics: bool, activation: int, floor: float, group: int, farthest: float, stretches: int, y: Any,
 ) -> None:  # fmt: skip
     """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · factor_k · act(x̂_k) with γ and β, for T·K components."""
     scale, log_norm = _densities(log_weights, means, variances, floor)
     centre, slope, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
     origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
     _evaluate_stretches(
-        x, origin, group, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
-    )  # fmt: skip
+        x, origin, group, slots, farthest, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
+    )

@@ -170,6 +170,7 @@ def _inference(
     weight: Tensor | None,
     bias: Tensor | None,
     mode: str,
+    bounded: bool,
     eps: float,
     activation: str | None,
     affine_mode: str,
@@ -177,6 +178,7 @@ def _inference(
 ) -> Tensor:
     options: dict[str, Any] = {
         "mode": mode,
+        "bounded": bounded,
         "eps": eps,
         "activation": activation,
         "affine_mode": affine_mode,
@@ -219,8 +221,10 @@ def normalize(*tensors: Any, eps: float, activation: str | None, affine_mode: st
     return _normalize(*tensors, eps, activation, affine_mode, backend)
 
 
-def inference(*tensors: Any, mode: str, eps: float, activation: str | None, affine_mode: str, backend: str) -> Tensor:
-    return _inference(*tensors, mode, eps, activation, affine_mode, backend)
+def inference(
+    *tensors: Any, mode: str, bounded: bool, eps: float, activation: str | None, affine_mode: str, backend: str
+) -> Tensor:
+    return _inference(*tensors, mode, bounded, eps, activation, affine_mode, backend)
 
 
 def push(*tensors: Tensor, backend: str) -> None:

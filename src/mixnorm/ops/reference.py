@@ -26,19 +26,29 @@ MIN_VARIANCE = 1e-12
 # A mean beyond this keeps its batch out of a history: in fp32 the square of a distance from it would not be finite.
 LARGEST_MEAN = 1e16
 STEADY = 0.5  # a slot's least share of the variance of all slots, for inference="steady"
+WHOLE = 0.999  # the weights of a slot that add up to more than this add up to 1, but for rounding
 
 
 def log_densities(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
-    """log p_k(x_i) of every component, (..., m, K).
+    """log p_k(x_i) of every component, (..., m, K)."""
+    return _log_densities(squared_distances(x, means, variances), variances)
+
+
+def squared_distances(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
+    """Σ_d (x - μ_k)²/σ²_k, (..., m, K).
 
     The squares are of x - μ_k itself: expanding them would cancel wherever a mean is large beside its deviation.
     """
-    columns = []
-    for mean, variance in zip(means.unbind(-2), variances.clamp_min(MIN_VARIANCE).unbind(-2), strict=True):
-        squares = (x - mean.unsqueeze(-2)).square() / variance.unsqueeze(-2)
-        log_volume = (variance.log() + math.log(2 * math.pi)).sum(-1, keepdim=True)
-        columns.append(-0.5 * (squares.sum(-1) + log_volume))
+    columns = [
+        ((x - mean.unsqueeze(-2)).square() / variance.unsqueeze(-2)).sum(-1)
+        for mean, variance in zip(means.unbind(-2), variances.clamp_min(MIN_VARIANCE).unbind(-2), strict=True)
+    ]
     return torch.stack(columns, dim=-1)
+
+
+def _log_densities(squares: Tensor, variances: Tensor) -> Tensor:
+    log_volume = (variances.clamp_min(MIN_VARIANCE).log() + math.log(2 * math.pi)).sum(-1)
+    return -0.5 * (squares + log_volume.unsqueeze(-2))
 
 
 def responsibilities(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> Tensor:
@@ -128,28 +138,53 @@ def inference(
     bias: Tensor | None,
     *,
     mode: str,
+    bounded: bool,
     eps: float,
     activation: str | None,
     affine_mode: str,
 ) -> Tensor:
     """The transform under T given mixtures: ``weights`` (..., T, K), ``means``, ``variances`` (..., T, K, D), τ (..., T).
 
-    As in training, gradients stop at the posterior.
+    As in training, gradients stop at the posterior. ``bounded``, for the ensemble: see :func:`slot_trust`.
     """
     means, variances = means.flatten(-3, -2), variances.flatten(-3, -2)
     with torch.no_grad():  # and detach: forward-mode derivatives do not stop at no_grad
-        log_density = log_densities(x.detach(), means, variances.clamp_min(eps))
-        mixing = inference_mixing(log_density, weights, slot_weights, mode=mode)
+        squares = squared_distances(x.detach(), means, variances.clamp_min(eps))
+        log_density = _log_densities(squares, variances.clamp_min(eps))
+        log_weights, factor = inference_factors(weights, slot_weights, mode=mode)
+        joint = log_density.unflatten(-1, weights.shape[-2:]) + log_weights.unsqueeze(-3)
+        if mode == "ensemble":
+            posterior = torch.softmax(joint, dim=-1)  # (..., m, T, K)
+            mixing = posterior * factor.unsqueeze(-3)
+            if bounded:
+                trust = slot_trust((posterior * squares.unflatten(-1, weights.shape[-2:])).sum(-1), x.shape[-1])
+                mixing = mixing * (trust / trusted(trust, slot_weights.unsqueeze(-2))).unsqueeze(-1)
+        else:
+            mixing = torch.softmax(joint.flatten(-2), dim=-1).unflatten(-1, weights.shape[-2:]) * factor.unsqueeze(-3)
+    mixing = mixing.flatten(-2)
     return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
 
 
-def inference_mixing(log_density: Tensor, weights: Tensor, slot_weights: Tensor, *, mode: str) -> Tensor:
-    """What each of the T·K components contributes to each point, from log p^t_k(x_i): both (..., m, T·K)."""
-    log_weights, factor = inference_factors(weights, slot_weights, mode=mode)
-    joint = log_density.unflatten(-1, weights.shape[-2:]) + log_weights.unsqueeze(-3)
-    per_slot = mode == "ensemble"
-    posterior = torch.softmax(joint if per_slot else joint.flatten(-2), dim=-1).flatten(-2 if per_slot else -1)
-    return posterior * factor.flatten(-2).unsqueeze(-2)
+def slot_trust(squares: Tensor, dim: int) -> Tensor:
+    """How far each slot is trusted at each point, in (0, 1], from its mean squared distance E_ν[Σ_d z²]: (..., m, T).
+
+    The mixture of an unusual batch may lie anywhere and be narrow, and its transform of an ordinary point is then so large
+    that it would decide the mean over all T. But it shows: its z² are not about 1 a channel. Beyond :func:`farthest` a slot
+    counts for less, in inverse proportion to its z². Its transform grows with their root, so whatever the batch was, its
+    part in the result is bounded, and vanishes the less the batch has to do with the point.
+    """
+    return (farthest(dim) / squares).clamp_max(1.0)
+
+
+def farthest(dim: int) -> float:
+    """The Σ_d z² up to which a slot describes a point: 4 a channel, and up to 8 where there are few to average over."""
+    return min(8.0 * dim, 4.0 * dim + 16.0)
+
+
+def trusted(trust: Tensor, slot_weights: Tensor) -> Tensor:
+    """Σ_t τ_t · trust_t, which takes the place of Σ_t τ_t = 1: (..., m, 1), and exactly 1 where all are trusted."""
+    total = (slot_weights * trust).sum(-1, keepdim=True)
+    return torch.where(((1 - trust) * slot_weights > 0).any(-1, keepdim=True), total, 1.0)
 
 
 def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tuple[Tensor, Tensor]:
@@ -172,15 +207,24 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     """The λ (..., T, K) that a history is evaluated with, and τ (..., T), Eq. (decay_factor), over the filled slots.
 
     The newest slot is the last. An empty history is taken for one component of mean 0 and variance 1, as a new batch norm's.
+    The weights of a batch of few points add up to less than 1, and it counts for as much.
     """
     slots, components = weights.shape[-2:]
     unused = ~(weights.sum(-1) > 0).any(-1)
     # An assignment to [..., -1, 0] is what inductor cannot lower where buffers are constants.
     newest = torch.arange(slots * components, device=weights.device).view(slots, components) == (slots - 1) * components
     weights = torch.where(unused[..., None, None] & newest, 1.0, weights)
+    filled = (weights.sum(-1) > 0).to(weights.dtype)
+    share = slot_share(weights)
     age = torch.arange(slots - 1, -1, -1, device=weights.device, dtype=weights.dtype)
-    tau = torch.where(weights.sum(-1) > 0, torch.full_like(age, decay) ** age, 0.0)
-    return weights, tau / tau.sum(-1, keepdim=True)
+    tau = torch.full_like(age, decay) ** age * share * filled
+    return weights / share.unsqueeze(-1), tau / tau.sum(-1, keepdim=True)
+
+
+def slot_share(weights: Tensor) -> Tensor:
+    """How much each slot's batch counts (...), from its weights (..., K): 1, or less for a batch of few points."""
+    share = weights.sum(-1)
+    return torch.where((share > 0) & (share < WHOLE), share, 1.0)
 
 
 def steady_variances(weights: Tensor, means: Tensor, variances: Tensor, tau: Tensor) -> Tensor:

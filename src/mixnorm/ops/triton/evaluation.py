@@ -33,6 +33,7 @@ def inference(
     weight: Tensor | None,
     bias: Tensor | None,
     *,
+    bounded: bool,
     eps: float,
     activation: str | None,
     affine_mode: str,
@@ -40,22 +41,22 @@ def inference(
     """The transform under given mixtures: λ (B, T, K), μ and σ² (B, T, K, D), τ (B, T), γ and β (D,)."""
     y = torch.empty_like(points)
     tables_plan, plan = _plans(
-        tiles.describe(points), y.stride(), tuple(weights.shape[1:]), weight is not None, bias is not None, eps, activation,
-        affine_mode,
+        tiles.describe(points), y.stride(), tuple(weights.shape[1:]), weight is not None, bias is not None, bounded, eps,
+        activation, affine_mode,
     )  # fmt: skip
     means = means.contiguous()
     rows = torch.empty(2, *means.shape, dtype=torch.float32, device=points.device)
     numbers = torch.empty(2, *weights.shape, dtype=torch.float32, device=points.device)
-    given = (weights.contiguous(), slot_weights.contiguous(), variances.contiguous(), weight)
-    launch(tables_plan, given, (rows, numbers))
-    launch(plan, (points, means, bias), (rows, numbers, y))
+    slot_weights = slot_weights.contiguous()
+    launch(tables_plan, (weights.contiguous(), slot_weights, variances.contiguous(), weight), (rows, numbers))
+    launch(plan, (points, means, slot_weights, bias), (rows, numbers, y))
     return y
 
 
 @functools.lru_cache(maxsize=PLANS)
 def _plans(
     points: tiles.Described, y_strides: tuple[int, ...], history: tuple[int, int], has_weight: bool, has_bias: bool,
-    eps: float, activation: str | None, affine_mode: str,
+    bounded: bool, eps: float, activation: str | None, affine_mode: str,
 ) -> tuple[Plan, Plan]:  # fmt: skip
     batch, outer, inner, dim = points.shape
     slots, components = history
@@ -69,11 +70,11 @@ def _plans(
     shape = tiles.tile(points, 1, "evaluation")
     x, y = tiles.walk(points, shape), tiles.walk(points._replace(strides=y_strides), shape)
     constants = {
-        **options, **shape._asdict(), "K": components,
+        **options, **shape._asdict(), "K": components, "BOUNDED": bounded,
         "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path, "Y_ALIGN": y.align,
     }  # fmt: skip
     del constants["HAS_WEIGHT"], constants["STAGES"]  # γ is in the tables
-    numbers = (outer * inner, inner, dim // x.align, slots, batch, *x[:4], *y[:4])
+    numbers = (outer * inner, inner, dim // x.align, slots, batch, reference.farthest(dim), *x[:4], *y[:4])
     return tables_plan, Plan(_inference, (tiles.programs(points, shape, "evaluation"), batch), numbers, constants)
 
 
@@ -121,6 +122,7 @@ def _tables(
 def _inference(
     x_ptr,  # (B, outer, inner, D)
     means_ptr,  # (B, T, K, D)
+    slot_weights_ptr,  # τ (B, T)
     beta_ptr,  # (D,)
     rows_ptr,  # (2, B, T, K, D)
     numbers_ptr,  # (2, B, T, K)
@@ -130,6 +132,7 @@ def _inference(
     dim_units,
     slots,
     batch,
+    farthest,
     x_b,
     x_o,
     x_i,
@@ -142,6 +145,7 @@ def _inference(
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     K: tl.constexpr,
+    BOUNDED: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
@@ -162,11 +166,14 @@ def _inference(
     means_ptr += b * components * dim
     rows_ptr += b * components * dim
     numbers_ptr += b * components
+    slot_weights_ptr += b * slots
     for tile in range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0)):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
         x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
         y = tl.zeros((W, R, S, V), tl.float32)
+        total = tl.zeros((W, R), tl.float32)
+        missing = tl.zeros((W, R), tl.float32)
         for slot in range(slots):
             squares, constant = (), ()
             for k in tl.static_range(K):
@@ -177,11 +184,20 @@ def _inference(
                 squares = squares + (over_channels(t * t),)
                 constant = constant + (tl.load(numbers_ptr + slot * K + k),)
             resp = posteriors(squares, constant, exists, K)
+            trust = 1.0
+            if BOUNDED:  # reference.slot_trust
+                far = resp[0] * squares[0]
+                for k in tl.static_range(1, K):
+                    far += resp[k] * squares[k]
+                trust = tl.where(far > farthest, farthest / far, 1.0)
+                tau = tl.load(slot_weights_ptr + slot)
+                total += tau * trust
+                missing += tau * (1.0 - trust)
             for k in tl.static_range(K):
                 row = (slot * K + k) * dim + d
                 centre = tl.load(means_ptr + row, mask=d < dim, other=0.0)
                 slope = tl.load(slopes_ptr + row, mask=d < dim, other=0.0)
-                mixing = resp[k] * tl.load(factors_ptr + slot * K + k)
+                mixing = resp[k] * tl.load(factors_ptr + slot * K + k) * trust
                 if IN_STATISTICS:
                     centre += beta
                 z = x - wide(centre)
@@ -192,6 +208,8 @@ def _inference(
                     if not IN_STATISTICS:
                         z += wide(beta)
                     y += tall(mixing) * activate(z, ACTIVATION)
+        if BOUNDED:
+            y *= tall(tl.where(missing > 0, 1.0 / total, 1.0))
         if ACTIVATION == 0 and not IN_STATISTICS:
             y += wide(beta)
         y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)

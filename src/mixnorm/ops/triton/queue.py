@@ -1,4 +1,4 @@
-"""The history's queues: the newest mixture comes in, the oldest goes, in one launch."""
+"""The history: the newest mixture comes in and the oldest goes, in one launch; and the weights of its slots."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 Statistics = tuple[Tensor, Tensor, Tensor]
 COLUMNS = 128
 LARGEST_MEAN = tl.constexpr(reference.LARGEST_MEAN)
+WHOLE = tl.constexpr(reference.WHOLE)
 
 
 def push(queues: Statistics, newest: Statistics, tracked: Tensor) -> None:
@@ -122,10 +123,13 @@ def _slot_weights(
     weights = tl.load(weights_ptr + b * T * K + t * K + k, mask=mask, other=0.0).to(tl.float32)
     nothing = tl.sum(tl.sum(weights, axis=1), axis=0) == 0
     weights = tl.where((t == T - 1) & (k == 0), tl.where(nothing, 1.0, weights), weights)
+    share = tl.sum(weights, axis=1)
+    share = tl.where(share > WHOLE, 1.0, share)
+    weights = weights / tl.where(share > 0, share, 1.0)[:, None]
     tl.store(used_ptr + b * T * K + t * K + k, weights.to(used_ptr.dtype.element_ty), mask=mask)
     slot = tl.arange(0, T_PAD)
     age = tl.maximum(T - 1 - slot, 0).to(tl.float32)
     # decay to the power of age, also for a decay of 0
     power = tl.where(age == 0, 1.0, tl.where(decay == 0, 0.0, tl.exp2(age * tl.log2(decay))))
-    tau = tl.where(tl.sum(weights, axis=1) > 0, power, 0.0)
+    tau = power * share
     tl.store(tau_ptr + b * T + slot, (tau / tl.sum(tau, axis=0)).to(tau_ptr.dtype.element_ty), mask=slot < T)

@@ -1,0 +1,149 @@
+"""One batch cannot spoil an evaluation: not by its scale, its place or its size."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from layer_helpers import randn
+from torch import nn
+
+import mixnorm
+from mixnorm import MixtureNorm1d, MixtureNorm2d
+from mixnorm.ops import reference
+
+BATCHES = 10
+MOST = 1.5  # what one batch may change the rms of an evaluation by, beyond what it does to batch norm
+
+
+def ordinary(kind, count, channels, seed):
+    x = randn(count, channels, 4, 4, seed=seed)
+    if kind == "modes":
+        x = x + 4 * torch.randint(0, 2, (count, 1, 1, 1), generator=torch.Generator().manual_seed(seed))
+    return (x - 0.5).relu() if kind == "relu" else x
+
+
+def few(count):
+    return lambda x: x.flatten(2).transpose(1, 2).reshape(-1, x.shape[1])[:count, :, None, None]
+
+
+UNUSUAL = {
+    **{f"times {scale:g}": (lambda x, scale=scale: x * scale) for scale in (1e-6, 1e-3, 0.1, 0.25, 0.4, 2, 10, 1e3, 1e6)},
+    **{f"plus {shift:g}": (lambda x, shift=shift: x + shift) for shift in (0.3, 1, 3, 10, 100, 1e4, 1e8)},
+    **{f"{count} points": few(count) for count in (2, 3, 5, 8, 13, 16, 20, 24, 30, 40)},
+    "constant": lambda x: torch.full_like(x, 3.0),
+    "zeros": torch.zeros_like,
+}
+
+
+def evaluated(kind, channels, components, where=None, change=None, **options):
+    """The rms of an evaluation after ten batches, one of them unusual: mixture norm's, and batch norm's."""
+    torch.manual_seed(0)
+    norms = MixtureNorm2d(channels, num_components=components, **options), nn.BatchNorm2d(channels)
+    x = ordinary(kind, 64, channels, seed=100)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(BATCHES):
+            batch = ordinary(kind, 16, channels, seed)
+            batch = change(batch) if seed == where else batch
+            for norm in norms:
+                norm(batch)
+        return [norm.eval()(x).square().mean().sqrt().item() for norm in norms]
+
+
+@pytest.mark.parametrize("unusual", UNUSUAL)
+@pytest.mark.parametrize("kind", ["one mode", "modes", "relu"])
+def test_one_unusual_batch_of_ten(kind, unusual):
+    for channels, components in ((4, 3), (16, 5), (64, 3)):
+        expected = evaluated(kind, channels, components)
+        for where in (BATCHES - 1, 2):
+            found = evaluated(kind, channels, components, where, UNUSUAL[unusual])
+            changed, batch_norm = (abs(math.log(a / b)) for a, b in zip(found, expected, strict=True))
+            assert changed <= batch_norm + math.log(MOST), (channels, components, where, found, expected)
+
+
+@pytest.mark.parametrize("options", [{"activation": "relu"}, {"affine_mode": "statistics"}, {"population": "channel"}])
+def test_in_every_form(options):
+    expected = evaluated("one mode", 8, 3, **options)[0]
+    for unusual in ("times 0.001", "plus 1e+08", "2 points"):
+        found = evaluated("one mode", 8, 3, BATCHES - 1, UNUSUAL[unusual], **options)[0]
+        assert expected / MOST < found < expected * MOST, unusual
+
+
+def test_ordinary_slots_are_the_plain_ensemble():
+    """To the bit: nothing is taken from a slot that describes a point."""
+    torch.manual_seed(0)
+    for backend in ("auto", "reference"):
+        layer = MixtureNorm2d(8, backend=backend)
+        with torch.no_grad():
+            for seed in range(5):
+                layer(ordinary("modes", 16, 8, seed))
+            x = ordinary("modes", 16, 8, seed=9)
+            found = layer.eval()(x)
+            layer.bounded = False
+            assert torch.equal(found, layer(x))
+
+
+def test_the_definition_of_trust():
+    """Written out for one point and two slots of one component, one of them far from the point."""
+    x, means = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[[0.0, 0.0]], [[2.0, 1.0]]]).double()
+    variances, tau = torch.tensor([[[0.0625, 1.0]], [[1.0, 1.0]]]).double(), torch.tensor([0.25, 0.75]).double()
+    options = {"mode": "ensemble", "eps": 0.0, "activation": None, "affine_mode": "output"}
+    found = reference.inference(x, torch.ones(2, 1).double(), means, variances, tau, None, None, bounded=True, **options)
+    farthest = 16.0  # 8 for each of two channels
+    trust = farthest / (3.0**2 / 0.0625)
+    slots = torch.tensor([12.0, 0.0]).double(), torch.tensor([1.0, -1.0]).double()
+    expected = (0.25 * trust * slots[0] + 0.75 * slots[1]) / (0.25 * trust + 0.75)
+    torch.testing.assert_close(found[0], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 15])
+def test_a_batch_of_few_points_is_batch_norms(count):
+    """Never exact zeros, which a component for each point would make of it."""
+    layer, batch_norm = MixtureNorm1d(6), nn.BatchNorm1d(6)
+    x = randn(count, 6, seed=1)
+    with pytest.warns(UserWarning, match=rf"a batch of {count} points is too small for 3 components.*drop_last"):
+        found = layer(x)
+    torch.testing.assert_close(found, batch_norm(x), atol=1e-5, rtol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(x)  # it was said once
+
+
+def test_few_points_count_for_few():
+    layer = MixtureNorm1d(6)
+    layer(randn(64, 6, seed=0))
+    with pytest.warns(UserWarning, match="too small"):
+        layer(randn(6, 6, seed=1))
+    assert layer.history_weights[-1].sum() == pytest.approx(6 / 24)
+    assert layer.mixture.weights.sum() == pytest.approx(1)
+    _, tau = layer.slot_weights()
+    assert tau[-1] / tau[-2] == pytest.approx(6 / 24 / 0.9, rel=1e-5)
+    assert layer.effective_components() == 1
+
+
+def test_the_rest_of_a_data_set():
+    """Nine batches of 64 and one of two: the evaluation has the scale of the training."""
+    torch.manual_seed(0)
+    layer = MixtureNorm1d(64)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(9):
+            trained = layer(randn(64, 64, seed=seed)).std()
+        layer(randn(2, 64, seed=9))
+        evaluated = layer.eval()(randn(64, 64, seed=10)).std()
+    assert trained / 1.5 < evaluated < trained * 1.5
+
+
+def test_distill_after_few_points():
+    torch.manual_seed(0)
+    layer = MixtureNorm1d(8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(9):
+            layer(randn(64, 8, seed=seed))
+        layer(randn(2, 8, seed=9))
+        x = randn(256, 8, seed=10)
+        before = layer.eval()(x).std()
+        after = mixnorm.distill(layer)(x).std()
+    assert before / 1.5 < after < before * 1.5
