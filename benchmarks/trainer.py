@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from mixnorm.experiments import build, settings
-from mixnorm.experiments.epochs import ClassifierTraining
-from mixnorm.experiments.progress import Display
-from mixnorm.experiments.schedule import build_optimizer
-from mixnorm.experiments.step import autocast
+from mixnorm_lab.config import presets as settings
+from mixnorm_lab.launch.display import Display
+from mixnorm_lab.training import build
+from mixnorm_lab.training.classifier import ClassifierTraining
+from mixnorm_lab.training.optimizers import build_optimizer
+from mixnorm_lab.training.step import autocast
 
 
 def bare_step(config, device, folder):

@@ -237,7 +237,7 @@ def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
     optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray")
     code = (
-        "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm.bench.run;"
+        "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
