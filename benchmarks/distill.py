@@ -21,7 +21,7 @@ from mixnorm.layers import _MixtureNorm
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.storage import checkpoint
 from mixnorm_lab.training import build
-from mixnorm_lab.training.step import evaluate
+from mixnorm_lab.training.classifier import evaluate
 
 BATCH, REPEATS = 256, 12
 

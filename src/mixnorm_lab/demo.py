@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixnorm.layers import MixtureNorm1d
+from mixnorm import MixtureNorm1d
 
 INK, BLUE, ORANGE = "#333333", "#4477aa", "#ee7733"
 

@@ -12,8 +12,8 @@ import mixnorm
 from mixnorm_lab import data
 from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule
 from mixnorm_lab.data.resident import Resident
-from mixnorm_lab.launch.display import Silent
 from mixnorm_lab.storage import records
+from mixnorm_lab.training.progress import Silent
 from mixnorm_lab.training.run import train
 
 # The first 256 digits: a step takes about a millisecond.
@@ -59,7 +59,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def figures(record):
+def numbers(record):
     """What a run measured, without the time that it took."""
     return [{name: value for name, value in row.items() if "seconds" not in name} for row in record.epochs]
 

@@ -13,14 +13,14 @@ from typing import IO, Any
 
 from mixnorm_lab.bench import goals
 from mixnorm_lab.bench.cases import Case
-from mixnorm_lab.storage.measurements import Row
+from mixnorm_lab.storage.measurements import Row, is_base
 
 HEADINGS = ("case", "variant", "K", "time", "±", "vs base", "goal", "", "bandwidth", "peak MB", "error", "grad")
 COST_HEADINGS = ("case", "variant", "K", "steps/s", "±", "vs base", "goal", "", "paper", "peak MB")
 MARKS = {True: "✓", False: "✗", None: ""}
 
 
-class Display:
+class BenchDisplay:
     """A :class:`mixnorm_lab.bench.run.Watcher`. Use it as a context."""
 
     def __init__(self, file: IO[str] | None = None) -> None:
@@ -39,7 +39,7 @@ class Display:
             self.progress = Progress(*columns, console=self.console, auto_refresh=False, transient=True)
             self.task = self.progress.add_task("starting", total=None)
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> BenchDisplay:
         if self.progress:
             self.progress.start()
         return self
@@ -62,12 +62,12 @@ class Display:
         """One line a case: what its base takes, and how the others compare."""
         parts = []
         for row in rows:
-            name = row["variant"] if goals.is_base(row) else f"K={row['num_components']}"
+            name = row["variant"] if is_base(row) else f"K={row['num_components']}"
             figure = row["time_ms"] if row["time_ms"] else row["peak_memory_mb"]
             unit = "ms" if row["time_ms"] else "MB"
             if figure is None:
                 parts.append(f"{name} failed ({row['failure'].split(':')[0]})")
-            elif row["ratio"] is None or goals.is_base(row):
+            elif row["ratio"] is None or is_base(row):
                 parts.append(f"{name} {figure:.4g} {unit}")
             else:
                 parts.append(f"{name} {row['ratio']:.2f}×")

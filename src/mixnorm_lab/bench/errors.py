@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from mixnorm.layers import MixtureNorm2d
-from mixnorm.ops import backend as ops
-from mixnorm.populations import to_points
+from mixnorm import MixtureNorm2d
 from mixnorm_lab.bench.cases import Case
 from mixnorm_lab.bench.steps import Variant, fill_history, make_inputs, make_norm
+from mixnorm_lab.internals import Statistics, em_step, normalize, to_points
 
 MAX_ELEMENTS = {"cuda": 2**22, "cpu": 2**20}  # enough for rounding to show, and quick in fp64 at any shape
 EPS = 1e-5
@@ -40,7 +39,7 @@ def errors(case: Case, variant: Variant, device: str) -> tuple[float | None, flo
     return relative(found[0], exact[0]), relative(found[1], exact[1])
 
 
-def given_mixture(x: Tensor, num_components: int) -> ops.Statistics:
+def given_mixture(x: Tensor, num_components: int) -> Statistics:
     """A mixture for x (N, C, H, W) that does not come from a fit, so that every variant is given the same one.
 
     Its means are points of x, its variances those of x: every component has a share.
@@ -53,12 +52,12 @@ def given_mixture(x: Tensor, num_components: int) -> ops.Statistics:
     return torch.full((1, k), 1 / k, device=x.device), means, variances
 
 
-def transform(x: Tensor, upstream: Tensor, mixture: ops.Statistics, backend: str) -> tuple[Tensor, Tensor]:
+def transform(x: Tensor, upstream: Tensor, mixture: Statistics, backend: str) -> tuple[Tensor, Tensor]:
     """The output and the input gradient of the EM step and the transform that follows it, both (1, N, L, C)."""
     points = to_points(x, "batch", 1)
     weight, bias = (p.to(mixture[0].dtype) for p in _affine(x))
-    resp, statistics = ops.em_step(points.detach(), mixture, backend=backend)
-    y = ops.normalize(
+    resp, statistics = em_step(points.detach(), mixture, backend=backend)
+    y = normalize(
         points, resp, weight, bias, statistics=statistics, eps=EPS, activation=None, affine_mode="output", backend=backend
     )  # fmt: skip
     (gradient,) = torch.autograd.grad(y, x, to_points(upstream, "batch", 1))

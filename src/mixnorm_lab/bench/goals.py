@@ -1,4 +1,4 @@
-"""What the figures should be, and how they compare: pure functions of rows."""
+"""What the numbers should be, and how they compare: pure functions of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mixnorm_lab.storage.measurements import Row
+from mixnorm_lab.config import catalog
+from mixnorm_lab.storage.measurements import Row, is_base
 
 # Time against batch norm's, K = 3, channels_last, inside a CUDA graph.
 LAYER = {
@@ -28,17 +29,10 @@ MEMORY_SLACK = 1.05
 CPU_LAYER, CPU_INFERENCE, CPU_MEMORY_INPUTS, CPU_FIT = 3.0, 15.0, 1.5, 0.5
 CPU_SHAPES = ("64x128x8x8", "64x448x8x8", "64x64x32x32")
 
-# Iterations a second in the paper's table (Titan X, batch norm without a native kernel): by batch, channels and K; 1 is BN.
-PAPER_COST = {
-    (64, 196): {1: 16.40, 2: 14.46, 3: 14.42, 4: 13.91, 5: 13.69},
-    (64, 448): {1: 9.26, 2: 8.83, 3: 8.51, 4: 8.52, 5: 8.41},
-    (128, 448): {1: 7.35, 2: 6.59, 3: 6.51, 4: 6.41, 5: 6.38},
-}
-
 
 @dataclass(frozen=True)
 class Check:
-    """A figure beside its goal."""
+    """A number beside its goal."""
 
     text: str
     measured: float
@@ -47,10 +41,6 @@ class Check:
     @property
     def met(self) -> bool | None:
         return None if self.goal is None else self.measured <= self.goal
-
-
-def is_base(row: Row) -> bool:
-    return row["variant"] in ("batch_norm", "scikit_learn")
 
 
 def base_of(row: Row, rows: Iterable[Row]) -> Row | None:
@@ -134,5 +124,5 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 def paper_ratio(row: Row) -> float | None:
     """The paper's steps a second against its batch norm's, for a row of "cost"."""
     batch = row["m"] // 64  # 8×8 positions at the last norm
-    table = PAPER_COST.get((batch, row["channels"]))
+    table = catalog.COST.get((batch, row["channels"]))
     return table[row["num_components"]] / table[1] if table and row["num_components"] in table else None

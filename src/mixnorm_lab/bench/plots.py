@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from mixnorm_lab.bench import goals
-from mixnorm_lab.storage.measurements import Row
+from mixnorm_lab.storage.measurements import Row, is_base
 
 INK, GREY, GOAL = "#333333", "#8a8f98", "#cc3311"
 BLUE, ORANGE, PALE = "#4477aa", "#ee7733", "#bbbbbb"
@@ -49,7 +49,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         here = _fastest([row for row in rows if row["device"] == device])
         for benchmark, (figure, picture) in pictures.items():
             part = [row for row in here if row["benchmark"] == benchmark and row[figure]]
-            if all(goals.is_base(row) for row in part):
+            if all(is_base(row) for row in part):
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             paths.append(folder / f"{_slug(device)}-{benchmark}.png")
@@ -75,7 +75,7 @@ def memory(rows: list[Row]) -> Figure:
 def _ratio_bars(rows: list[Row], title: str) -> Figure:
     """Bars of every K for each case, a panel for each mode; red marks are goals, the line at 1 is batch norm."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
-    mixture = [row for row in rows if not goals.is_base(row)]
+    mixture = [row for row in rows if not is_base(row)]
     components = sorted({row["num_components"] for row in mixture})
     cases = {mode: list(dict.fromkeys(_label(row) for row in rows if row["mode"] == mode)) for mode in modes}
     figure, panels = _panels(title, rows, [len(cases[mode]) for mode in modes])
@@ -111,7 +111,7 @@ def cost(rows: list[Row]) -> Figure:
     colors = {"graph": BLUE, "eager": "#88bbdd", "cpu": BLUE, "paper": PALE}
     values = []
     for axis, case in zip(panels, cases, strict=True):
-        part = [row for row in rows if row["case"] == case and not goals.is_base(row)]
+        part = [row for row in rows if row["case"] == case and not is_base(row)]
         components = sorted({row["num_components"] for row in part})
         bars = [(kind, row["num_components"], 1 / row["ratio"]) for kind in modes for row in part if row["mode"] == kind]
         papers = {row["num_components"]: goals.paper_ratio(row) for row in part}
@@ -160,7 +160,7 @@ def scaling(rows: list[Row]) -> Figure:
                 axis.plot(*zip(*line, strict=True), "o-", color=color, lw=1.8, ms=4.5, label=label)
         if name == "K":
             axis.set_ylim(0, 1.12 * max(row["time_ms"] for row in part))
-            axis.set_xticks(sorted({_size(row) for row in part if not goals.is_base(row)}))
+            axis.set_xticks(sorted({_size(row) for row in part if not is_base(row)}))
         else:
             axis.set_xscale("log", base=2 if name == "C" else 10)
             axis.set_yscale("log")
@@ -183,12 +183,12 @@ def fit(rows: list[Row]) -> Figure:
         for index, case in enumerate(dict.fromkeys(row["case"] for row in part)):
             color = (BLUE, ORANGE, "#228833", "#aa3377", GREY)[index % 5]
             for base in (False, True):
-                same = [row for row in part if row["case"] == case and goals.is_base(row) == base]
+                same = [row for row in part if row["case"] == case and is_base(row) == base]
                 line = sorted((row["num_components"], row["time_ms"]) for row in same)
                 if line:
                     label = f"{' × '.join(case.split('x'))}{', scikit-learn' if base else ''}"
                     axis.plot(*zip(*line, strict=True), "x:" if base else "o-", color=color, lw=1.8, ms=6, label=label)
-        if any(goals.is_base(row) for row in part):  # an order of magnitude above the others
+        if any(is_base(row) for row in part):  # an order of magnitude above the others
             axis.set_yscale("log")
         else:
             axis.set_ylim(0, None)
@@ -218,7 +218,7 @@ def _panels(title: str, rows: list[Row], widths: Sequence[int]) -> tuple[Figure,
     width = min(16, max(9.5, 3 + (4.2 if count == len(widths) else 1.55) * count))
     # What the layout may use: the head above and the legend below are placed by hand.
     figure = Figure(figsize=(width, 5.4), layout=ConstrainedLayoutEngine(rect=(0.004, 0.065, 0.99, 0.815)))
-    backend = next(row["variant"] for row in rows if not goals.is_base(row))
+    backend = next(row["variant"] for row in rows if not is_base(row))
     row = rows[-1]
     versions = f"torch {row['torch']}" + (f", triton {row['triton']}" if backend == "triton" else "")
     commit = f"commit {row['commit']}" if row["commit"] else ""
@@ -237,7 +237,7 @@ def _fastest(rows: list[Row]) -> list[Row]:
     """Batch norm, and of the backends that were measured the first of ``FASTEST``."""
     found = {row["variant"] for row in rows}
     chosen = next((name for name in FASTEST if name in found), None)
-    return [row for row in rows if goals.is_base(row) or row["variant"] == chosen]
+    return [row for row in rows if is_base(row) or row["variant"] == chosen]
 
 
 def _size(row: Row) -> int:

@@ -18,7 +18,8 @@ from mixnorm_lab.bench.cpu_memory import cpu_peak_memory
 from mixnorm_lab.bench.errors import errors
 from mixnorm_lab.bench.steps import Variant, backend_in_use, make_inputs, make_step
 from mixnorm_lab.bench.traffic import bytes_moved
-from mixnorm_lab.storage.measurements import COLUMNS, Row, Table, environment
+from mixnorm_lab.storage import environment
+from mixnorm_lab.storage.measurements import COLUMNS, MeasurementFile, Row
 
 MAX_FAILURE = 300  # characters
 
@@ -33,7 +34,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchOptions:
     """Args:
     device: "cuda" or "cpu".
     backend: of mixture norm: "auto", "triton" or "reference".
@@ -51,11 +52,11 @@ class Settings:
     commit: str | None = None
 
 
-def run(cases: Sequence[Case], settings: Settings, table: Table, watcher: Watcher) -> None:
+def run(cases: Sequence[Case], settings: BenchOptions, table: MeasurementFile, watcher: Watcher) -> None:
     """Measures the cases in turn and adds their rows to the table as they come."""
     deadline = math.inf if settings.seconds is None else time.monotonic() + settings.seconds
     backend = backend_in_use(settings.device, settings.backend)
-    where = environment(settings.device, settings.commit)
+    where = environment.of_measurement(settings.device, settings.commit)
     watcher.stage("measuring the bandwidth of a copy")
     bandwidth = measure.copy_bandwidth(settings.device, quick=settings.quick)
     watcher.note(f"{where['device']}, torch {where['torch']}: a copy moves {bandwidth / 1e9:,.0f} GB/s, read and written")
@@ -77,7 +78,7 @@ def run(cases: Sequence[Case], settings: Settings, table: Table, watcher: Watche
         watcher.finish(rows)
 
 
-def variants_of(case: Case, backend: str, settings: Settings) -> list[Variant]:
+def variants_of(case: Case, backend: str, settings: BenchOptions) -> list[Variant]:
     """The base first, then every K."""
     variants = [Variant("batch_norm")]
     if case.benchmark == "fit":
@@ -88,7 +89,7 @@ def variants_of(case: Case, backend: str, settings: Settings) -> list[Variant]:
 
 
 def measure_case(
-    case: Case, backend: str, settings: Settings, deadline: float, stage: Callable[[str], None]
+    case: Case, backend: str, settings: BenchOptions, deadline: float, stage: Callable[[str], None]
 ) -> Iterator[Row]:
     """A row for each variant, the base first."""
     rows = {variant: blank_row(case, variant) for variant in variants_of(case, backend, settings)}
@@ -109,7 +110,7 @@ def measure_case(
 
 
 def measure_times(
-    case: Case, rows: dict[Variant, Row], settings: Settings, deadline: float, stage: Callable[[str], None]
+    case: Case, rows: dict[Variant, Row], settings: BenchOptions, deadline: float, stage: Callable[[str], None]
 ) -> None:
     inputs = make_inputs(case, settings.device)
     held = sum(t.nbytes for t in inputs)
@@ -133,7 +134,7 @@ def measure_times(
             row["error"], row["error_grad"] = errors(case, variant, settings.device)
 
 
-def measure_memory(case: Case, rows: dict[Variant, Row], settings: Settings, stage: Callable[[str], None]) -> None:
+def measure_memory(case: Case, rows: dict[Variant, Row], settings: BenchOptions, stage: Callable[[str], None]) -> None:
     """On a GPU what a step holds at its peak, with its input and upstream gradient; on a CPU what it adds to them."""
     for variant, row in rows.items():
         stage(f"measuring {variant}")

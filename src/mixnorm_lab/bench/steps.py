@@ -14,11 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixnorm.convert import convert
+from mixnorm import MixtureNorm2d, convert
 from mixnorm.gmm import fit_mixture
-from mixnorm.layers import MixtureNorm2d
-from mixnorm.ops import backend as ops
 from mixnorm_lab.bench.cases import Case
+from mixnorm_lab.internals import check_backend
 from mixnorm_lab.models.densenet import DenseNet
 
 Step = Callable[[], None]
@@ -49,7 +48,7 @@ class Variant:
 
 def backend_in_use(device: str, backend: str) -> str:
     """The implementation that "auto" stands for on this device; others as they are, after a check that they can run."""
-    ops.check(backend)
+    check_backend(backend)
     if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ValueError("--backend triton cannot run on a CPU: use auto")
     if backend != "auto":
@@ -57,7 +56,7 @@ def backend_in_use(device: str, backend: str) -> str:
     if device == "cpu":
         return "compiled" if importlib.util.find_spec("numba") else "reference"
     try:
-        ops.check("triton")
+        check_backend("triton")
     except RuntimeError:
         return "reference"
     return "triton"

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from mixnorm.ops.backend import BACKENDS
 from mixnorm_lab.bench.cases import BENCHMARKS, LAYOUTS, all_cases, select
-from mixnorm_lab.bench.run import Settings, run
+from mixnorm_lab.bench.run import BenchOptions, run
 from mixnorm_lab.bench.steps import backend_in_use
 from mixnorm_lab.cli.common import Commands, Debug, Device, Json, choice, choose_device, mistakes, print_json, typer
-from mixnorm_lab.storage.measurements import Table, read
+from mixnorm_lab.internals import BACKENDS
+from mixnorm_lab.storage.measurements import MeasurementFile, read
 
 bench = typer.Typer(cls=Commands, no_args_is_help=True, help="Measure mixture norm beside batch norm.")
 
@@ -57,20 +57,20 @@ def _benchmark(name: str, text: str) -> None:
             cases = all_cases(kind, quick=quick, layouts=LAYOUTS if layout == "both" else (layout,))
             cases = [case for case in cases if name in ("all", case.benchmark)]
             cases = select(cases, [term for terms in only or () for term in terms.split(",")])
-            settings = Settings(kind, backend, reference, quick, seconds, commit)
-            table = Table(out)
+            settings = BenchOptions(kind, backend, reference, quick, seconds, commit)
+            table = MeasurementFile(out)
         _measure(cases, settings, table, as_json)
 
     example = f"mixnorm bench {name} --out bench.csv --only K=3 --seconds 120"
     bench.command(name, help=f"{text}\n\nExample: {example}")(command)
 
 
-def _measure(cases: list[Any], settings: Settings, table: Table, as_json: bool) -> None:
-    from mixnorm_lab.bench.display import Display, show
+def _measure(cases: list[Any], settings: BenchOptions, table: MeasurementFile, as_json: bool) -> None:
+    from mixnorm_lab.bench.display import BenchDisplay, show
 
     code = 0
     try:
-        with Display(sys.stderr if as_json else None) as display:
+        with BenchDisplay(sys.stderr if as_json else None) as display:
             run(cases, settings, table, display)
     except KeyboardInterrupt:
         code = 130

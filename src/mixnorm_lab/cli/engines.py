@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from mixnorm_lab.cli.common import choice, choose_device, typer
-from mixnorm_lab.launch import ray_cluster as ray_engine
+from mixnorm_lab.launch import ray_cluster
 from mixnorm_lab.launch.ray_cluster import Cluster
-from mixnorm_lab.training.team import ALONE, Team, joined, launched, own_device
+from mixnorm_lab.launch.torchrun import joined, launched, own_device
+from mixnorm_lab.training.team import ALONE, Team
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator
         return
     if jobs > 1:
         raise ValueError("--jobs is not for Ray, which begins a run wherever a GPU or a core is free: leave it out")
-    with ray_engine.connected(address) as cluster:
+    with ray_cluster.connected(address) as cluster:
         yield Engine(cluster.device(device), choose_device("auto"), cluster=cluster)
 
 

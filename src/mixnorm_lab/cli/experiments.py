@@ -68,7 +68,7 @@ def compare(
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
     average: Average = 0.0,
-    compiled: Compile = False,
+    torch_compile: Compile = False,
     features: Features = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
@@ -94,12 +94,12 @@ def compare(
     """
     with mistakes():
         choice("--task", task, ("classify", "gan"))
-        asked = Asked(recalibrate, precision, validation, norm_momentum, average, compiled)
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
         if task == "gan":
             refuse(
                 "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
                 weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
-                compile=compiled or None,
+                compile=torch_compile or None,
             )  # fmt: skip
             if generators.is_plane(data or "grid"):
                 refuse(
@@ -171,7 +171,7 @@ def train(
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
     average: Average = 0.0,
-    compiled: Compile = False,
+    torch_compile: Compile = False,
     device: Device = "auto",
     out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
     as_json: Json = False,
@@ -186,7 +186,7 @@ def train(
     On several GPUs, as one process would with the same batch: torchrun --nproc-per-node 2 -m mixnorm train ...
     """
     with mistakes(), for_one(device) as where:
-        asked = Asked(recalibrate, precision, validation, norm_momentum, average, compiled)
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
         if name is not None:
             found = catalog.get(name).config
             if found.gan is not None:
@@ -219,7 +219,7 @@ def reproduce(
     validation: Validation = 0.0,
     norm_momentum: NormMomentum = None,
     average: Average = 0.0,
-    compiled: Compile = False,
+    torch_compile: Compile = False,
     data: Annotated[
         Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
     ] = None,
@@ -248,7 +248,7 @@ def reproduce(
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
-        asked = Asked(recalibrate, precision, validation, norm_momentum, average, compiled)
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
         with for_many(engine, address, device, jobs) as where:
             configs = [
                 as_asked(experiment.config, seed, epochs, asked, where.device)

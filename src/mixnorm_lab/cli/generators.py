@@ -9,10 +9,11 @@ from pathlib import Path
 from mixnorm_lab import reports
 from mixnorm_lab.cli.common import GOES_ON, INTERRUPTED, mistakes, print_json, typer
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.plane import DATA, PlaneSettings
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.generators import features as feature_networks
-from mixnorm_lab.generators import plane as modes
-from mixnorm_lab.generators.plane import Result, Settings
+from mixnorm_lab.generators import plane
+from mixnorm_lab.storage.plane_results import Result
 
 PAIR = ("dcgan/cifar10/bn", "dcgan/cifar10/mn")
 UPDATES = 1000  # an epoch
@@ -20,7 +21,7 @@ UPDATES = 1000  # an epoch
 
 def is_plane(data: str) -> bool:
     """Whether the data are points in the plane, which need no network for their features and no GPU."""
-    return data in modes.DATA
+    return data in DATA
 
 
 def pair(seeds: int) -> list[RunConfig]:
@@ -57,14 +58,14 @@ def compare_points(
     as_json: bool,
 ) -> None:
     """Trains both generators on the grid or the ring with several seeds; says what each reached as it goes."""
-    plain = Settings()
-    settings = Settings(
+    plain = PlaneSettings()
+    settings = PlaneSettings(
         steps=UPDATES * epochs if epochs else plain.steps,
         components=components or plain.components,
         em_iters=plain.em_iters if em_iters is None else em_iters,
     )
     root = out or Path("runs") / f"gan-{data}-{settings.steps}-{settings.components}-{settings.em_iters}"
-    total = len(modes.DATA[data].centres)
+    total = len(DATA[data].centres)
 
     def tell(result: Result) -> None:
         score = result.score
@@ -74,11 +75,11 @@ def compare_points(
     with mistakes():
         typer.echo(f"Generators of the {data}, {settings.steps:,} updates each, {2 * seeds} of them", err=as_json)
         try:
-            results = modes.compare(data, root, seeds=seeds, settings=settings, done=tell)
+            results = plane.compare(data, root, seeds=seeds, settings=settings, done=tell)
         except KeyboardInterrupt:
             typer.echo(GOES_ON, err=True)
             raise typer.Exit(INTERRUPTED) from None
-        page, table, answer = reports.write_modes(root, data, results)
+        page, table, answer = reports.write_plane(root, data, results)
     if as_json:
         print_json({"answers": [answer], "tables": [table.json()], "folder": str(root), "report": str(page)})
         return

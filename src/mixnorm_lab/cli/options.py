@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import torch
 
 from mixnorm_lab.cli.common import choice, typer
-from mixnorm_lab.config.presets import Settings, defaults
-from mixnorm_lab.config.run_config import OPTIMIZERS, PRECISIONS, RunConfig
+from mixnorm_lab.config.presets import Preset, defaults
+from mixnorm_lab.config.run_config import OPTIMIZERS, PRECISIONS, RunConfig, is_own
 from mixnorm_lab.data import NAMES, cifar
-from mixnorm_lab.training.build import is_own
 
 Data = Annotated[
     str,
@@ -88,7 +87,7 @@ def settings_of(
     data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
     epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
     asked: Asked, device: torch.device,
-) -> tuple[Settings, Path | None]:  # fmt: skip
+) -> tuple[Preset, Path | None]:  # fmt: skip
     """The settings that the options make of the defaults, and the folder of the data."""
     folder = None
     if not (data in NAMES or is_own(data)) and (Path(data).is_dir() or len(Path(data).parts) > 1):
@@ -114,7 +113,7 @@ def settings_of(
 
 
 def refuse(name: str, remedy: str = "", **settings: Any) -> None:
-    """Settings that an experiment of the paper, or a user's data, has of its own."""
+    """Preset that an experiment of the paper, or a user's data, has of its own."""
     given = [f"--{setting.replace('_', '-')}" for setting in _given(settings)]
     if given:
         raise ValueError(f"{name} comes with its own {', '.join(given)}: leave that out{remedy}")

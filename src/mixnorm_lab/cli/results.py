@@ -10,12 +10,13 @@ import torch
 from mixnorm_lab import data as data_sets
 from mixnorm_lab import reports
 from mixnorm_lab.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
-from mixnorm_lab.inspect import norm_inputs as inspection
-from mixnorm_lab.inspect.norm_inputs import LayerDensities
-from mixnorm_lab.launch.display import Download
-from mixnorm_lab.reports.plots import densities as pictures
-from mixnorm_lab.reports.tables import generators
+from mixnorm_lab.inspect import norm_inputs
+from mixnorm_lab.inspect.densities import LayerDensities
+from mixnorm_lab.launch.display import DownloadBar
+from mixnorm_lab.reports.model.generators import keep_samples
+from mixnorm_lab.reports.plots import densities
 from mixnorm_lab.storage import records
+from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.training import build
 
 
@@ -48,11 +49,11 @@ def report(
         found = records.find(folder)
         if keep is not None:
             kept = records.keep(found, keep)
-            generators.keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
+            keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
         points = reports.points_in(folder) if document is None and not found else {}
         tables, answers = reports.summary(found)
         for data, results in points.items():
-            page, table, answer = reports.write_modes(folder, data, results)
+            page, table, answer = reports.write_plane(folder, data, results)
             tables, answers = [*tables, table], [*answers, answer]
         if document is not None:
             page = reports.write_document(document, folder, found, bench=bench)
@@ -78,7 +79,7 @@ def data(
 
     Example: mixnorm data cifar10 --data ~/cifar-10-batches-py
     """
-    with mistakes(), Download() as download:
+    with mistakes(), DownloadBar() as download:
         found = data_sets.prepare(name, folder, download.show)
     if as_json:
         sizes = {"train_images": len(found.train), "test_images": len(found.test), "classes": found.num_classes}
@@ -123,11 +124,11 @@ def inspect_run(
     """What a norm of a run sees on a training batch, after how many epochs, and the pictures of it."""
     record = records.read(_record(folder))
     model, source = build.prepare(record.config, device, data)
-    epochs = inspection.load_weights(model, folder)
+    epochs = norm_inputs.load_weights(model, folder)
     images = next(iter(source.train_batches(1, seed=record.config.seed)))
-    view = inspection.layer_densities(model.to(device), images, layer)
+    view = norm_inputs.layer_densities(model.to(device), images, layer)
     try:
-        paths = pictures.write(out or folder / pictures.FOLDER, densities=view, record=record, layer=view.layer)
+        paths = densities.write(out or folder / INSPECTION, densities=view, record=record, layer=view.layer)
     except ModuleNotFoundError:
         raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
     return view, epochs, paths

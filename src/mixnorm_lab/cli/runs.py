@@ -15,8 +15,9 @@ from mixnorm_lab.cli.engines import Engine
 from mixnorm_lab.cli.results import inspect_run
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.launch import suite
-from mixnorm_lab.launch.display import Display, Download
-from mixnorm_lab.launch.one_run import Failure, Files, recorded, run_name
+from mixnorm_lab.launch.display import DownloadBar, RunDisplay
+from mixnorm_lab.launch.one_run import Failure, Files
+from mixnorm_lab.storage.folders import recorded, run_name
 from mixnorm_lab.storage.records import Record
 
 
@@ -38,13 +39,13 @@ def run_and_report(
     failed: dict[str, Failure] = {}
     checked = False
     try:
-        with Download() as download:
+        with DownloadBar() as download:
             suite.check(configs, root, files, download.show, engine.team)
         checked = True
     finally:
         engine.team.from_first(checked)
     try:
-        with Display([run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
+        with RunDisplay([run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
             failed = suite.run_all(
                 configs, root, device=engine.device, display=display, files=files, jobs=engine.jobs,
                 cluster=engine.cluster, team=engine.team,
@@ -66,7 +67,7 @@ def _follow(configs: Sequence[RunConfig], root: Path, engine: Engine, files: Fil
     """What the other processes of torchrun do, which show nothing but what goes wrong."""
     if not engine.team.from_first():
         return 2
-    with Path(os.devnull).open("w") as nowhere, Display(file=nowhere) as display:
+    with Path(os.devnull).open("w") as nowhere, RunDisplay(file=nowhere) as display:
         failed = suite.run_all(configs, root, device=engine.device, display=display, files=files, team=engine.team)
     _tell({f"process {engine.team.rank}, {name}": failure for name, failure in failed.items()})
     return 2 if failed else 0

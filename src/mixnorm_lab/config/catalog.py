@@ -1,4 +1,4 @@
-"""The experiments of the paper as data: every row of its tables and every curve of its figures, with the paper's figures.
+"""The experiments of the paper as data: every row of its tables and every curve of its plots, with the paper's numbers.
 
 Beside them, the forms of mixture norm that the paper does not have.
 What the paper leaves open is in :attr:`Experiment.note`. Its "RMSprop with 0.9 momentum" is RMSprop's smoothing constant.
@@ -12,16 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mixnorm_lab.bench.goals import PAPER_COST
 from mixnorm_lab.config.run_config import Gan, Mixture, Optimizer, RunConfig, Schedule
 from mixnorm_lab.config.variants import FOLLOWING, FORMS, RECOMMENDED
 
-# Iterations a second on a Titan X, of the whole network: by (batch size, channels), then K; 1 is batch norm.
-COST = PAPER_COST
+# Iterations a second of the network (Titan X, batch norm without a native kernel): by (batch, channels), then K; 1 is BN.
+COST = {
+    (64, 196): {1: 16.40, 2: 14.46, 3: 14.42, 4: 13.91, 5: 13.69},
+    (64, 448): {1: 9.26, 2: 8.83, 3: 8.51, 4: 8.52, 5: 8.41},
+    (128, 448): {1: 7.35, 2: 6.59, 3: 6.51, 4: 6.41, 5: 6.38},
+}
 
-# The figures with test-error curves: the paper's, and those of the recommended form and of averaged weights. DenseNet's also
+# The panels of test-error curves: the paper's, and those of the recommended form and of averaged weights. DenseNet's also
 # shows training error and both losses.
-FIGURES = {
+PANELS = {
     "cifar-cnn/small-lr/cifar10": "CIFAR CNN, CIFAR-10, small learning rate",
     "cifar-cnn/small-lr/cifar100": "CIFAR CNN, CIFAR-100, small learning rate",
     "cifar-cnn/large-lr/cifar10": "CIFAR CNN, CIFAR-10, large learning rate",
@@ -45,6 +48,8 @@ FIGURES = {
 # The model's own ReLU then changes nothing.
 FORM = {"activation": "relu"}
 
+FEATURE_CLASSIFIER = "cifar-cnn/cifar10/bn-2"  # whose features a generator's distance is of, unless it is FID
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -55,7 +60,7 @@ class Experiment:
             updates to batch norm's largest accuracy, None where it was never reached. The paper does not say all of these.
             Of generators, "fid" is the lowest, and "steps_to_bn" are updates to batch norm's lowest.
         table: the paper's table that it is a row of.
-        figures: those of ``FIGURES`` that it is a curve of.
+        panels: those of ``PANELS`` that it is a curve of.
         note: what was assumed where the paper does not say.
     """
 
@@ -63,7 +68,7 @@ class Experiment:
     config: RunConfig
     paper: dict[str, Any]
     table: str | None = None
-    figures: tuple[str, ...] = ()
+    panels: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -81,9 +86,9 @@ def match(pattern: str) -> list[Experiment]:
     return [EXPERIMENTS[name] for name in names]
 
 
-def figures(name: str) -> tuple[str, ...]:
-    """Those of ``FIGURES`` that an experiment is a curve of; none for a run of another name."""
-    return EXPERIMENTS[name].figures if name in EXPERIMENTS else ()
+def panels_of(name: str) -> tuple[str, ...]:
+    """Those of ``PANELS`` that an experiment is a curve of; none for a run of another name."""
+    return EXPERIMENTS[name].panels if name in EXPERIMENTS else ()
 
 
 def _nearest(name: str) -> str:
@@ -157,9 +162,7 @@ def _mixture(layers: Sequence[str], num_components: int, em_iters: int) -> Mixtu
     return Mixture(tuple(layers), {"num_components": num_components, "em_iters": em_iters, **FORM})
 
 
-def _rmsprop(
-    table: str, data: str, row: Row, epochs: int, batch_size: int, every: int, figures: Sequence[str]
-) -> Experiment:
+def _rmsprop(table: str, data: str, row: Row, epochs: int, batch_size: int, every: int, panels: Sequence[str]) -> Experiment:
     kind, layers, num_components, em_iters, lr, weight_decay, quarters, steps = row
     config = RunConfig(
         name=f"{table}/{data}/{kind}",
@@ -173,7 +176,7 @@ def _rmsprop(
     )
     accuracy = {epochs * quarter // 4: value for quarter, value in enumerate(quarters, start=1)}
     paper = {"accuracy": accuracy, "max_accuracy": quarters[-1]} | ({} if steps == () else {"steps_to_bn": steps})
-    return Experiment(config.name, config, paper, table, tuple(figures))
+    return Experiment(config.name, config, paper, table, tuple(panels))
 
 
 def _cifar_cnn() -> list[Experiment]:
@@ -181,13 +184,13 @@ def _cifar_cnn() -> list[Experiment]:
     for data, rows in CIFAR_CNN.items():
         for row in rows:
             kind, lr = row[0], row[4]
-            figures = []
+            panels = []
             if kind[-1] in "1234":
-                figures.append(f"cifar-cnn/{'small' if lr < 0.05 else 'large'}-lr/{data}")
-            figures += [f"best/{data}", f"averaged/{data}"] * (kind == "bn-2")
+                panels.append(f"cifar-cnn/{'small' if lr < 0.05 else 'large'}-lr/{data}")
+            panels += [f"best/{data}", f"averaged/{data}"] * (kind == "bn-2")
             if data == "cifar100":
-                figures += ["cifar-cnn/em-iterations"] * (kind in EM_ITERATIONS) + ["cifar-cnn/layers"] * (kind in LAYERS)
-            found.append(_rmsprop("cifar-cnn", data, row, epochs=100, batch_size=256, every=2, figures=figures))
+                panels += ["cifar-cnn/em-iterations"] * (kind in EM_ITERATIONS) + ["cifar-cnn/layers"] * (kind in LAYERS)
+            found.append(_rmsprop("cifar-cnn", data, row, epochs=100, batch_size=256, every=2, panels=panels))
     return found
 
 
@@ -195,9 +198,9 @@ def _inception() -> list[Experiment]:
     found = []
     for data, rows in INCEPTION.items():
         for row in rows:
-            figures = [f"inception-v3/{data}" if row[4] == 0.001 else "inception-v3/large-lr"]
-            figures += ["components"] * (row[0] == "mn-4")
-            found.append(_rmsprop("inception-v3", data, row, epochs=200, batch_size=128, every=4, figures=figures))
+            panels = [f"inception-v3/{data}" if row[4] == 0.001 else "inception-v3/large-lr"]
+            panels += ["components"] * (row[0] == "mn-4")
+            found.append(_rmsprop("inception-v3", data, row, epochs=200, batch_size=128, every=4, panels=panels))
     return found
 
 
@@ -260,12 +263,12 @@ def _dcgan() -> list[Experiment]:
     return found
 
 
-def _form(start: Experiment, form: str, name: str, figures: tuple[str, ...] = ()) -> Experiment:
+def _form(start: Experiment, form: str, name: str, panels: tuple[str, ...] = ()) -> Experiment:
     """An experiment with one of the forms in :mod:`mixnorm_lab.config.variants` in place of its own."""
     (layers, options), old = FORMS[form], start.config.mixture
     assert old is not None
     config = replace(start.config, name=name, mixture=Mixture(layers, old.options | options))
-    return Experiment(name, config, {}, figures=figures)
+    return Experiment(name, config, {}, panels=panels)
 
 
 def _forms(paper: dict[str, Experiment]) -> list[Experiment]:
@@ -286,7 +289,7 @@ def _elsewhere(paper: dict[str, Experiment]) -> list[Experiment]:
     for start in ("densenet-40/cifar100/bn", "inception-v3/cifar100/bn-1"):
         name = f"best/{start.rpartition('/')[0]}"
         config = replace(paper[start].config, name=name, mixture=_mixture(("*",), 3, 2))
-        found.append(Experiment(name, config, {}, figures=paper[start].figures))
+        found.append(Experiment(name, config, {}, panels=paper[start].panels))
     return found
 
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from mixnorm_lab import data, models
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule
-from mixnorm_lab.training.build import is_own
+from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule, is_own
 
 
 @dataclass(frozen=True)
-class Settings:
+class Preset:
     """Everything that batch norm and mixture norm share in a comparison, and the mixture norm.
 
     Args:
@@ -47,7 +46,7 @@ class Settings:
         return [self.run(name, seed, mixture=mixture) for seed in range(seeds) for name, mixture in names]
 
 
-DIGITS = Settings(
+DIGITS = Preset(
     model="digits-cnn",
     data="digits",
     layers=("conv2",),
@@ -57,7 +56,7 @@ DIGITS = Settings(
     schedule=Schedule("exponential", factor=0.93, every=1),
     options={"num_components": 3, "em_iters": 2, "activation": "relu"},
 )
-OWN = Settings(  # a model or data of the user's
+OWN = Preset(  # a model or data of the user's
     model="",
     data="",
     layers=("*",),
@@ -74,7 +73,7 @@ PAPER = {
 }
 
 
-def defaults(data_name: str, model: str | None) -> Settings:
+def defaults(data_name: str, model: str | None) -> Preset:
     """The settings for a data set and, unless it is chosen by the data, a model."""
     if is_own(data_name) or (model is not None and is_own(model)):
         if model is None:
@@ -91,7 +90,7 @@ def defaults(data_name: str, model: str | None) -> Settings:
     return _of(catalog.get(experiment).config, model=model, data=data_name)
 
 
-def _of(config: RunConfig, **changes: str) -> Settings:
+def _of(config: RunConfig, **changes: str) -> Preset:
     assert config.mixture is not None
-    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(Settings) if hasattr(config, f.name)}
-    return Settings(**{**shared, "layers": config.mixture.layers, "options": config.mixture.options, **changes})
+    shared = {f.name: getattr(config, f.name) for f in dataclasses.fields(Preset) if hasattr(config, f.name)}
+    return Preset(**{**shared, "layers": config.mixture.layers, "options": config.mixture.options, **changes})

@@ -211,6 +211,11 @@ class RunConfig:
         return [f"{k}: {_text(ours.get(k))}, not {_text(theirs.get(k))}" for k in differing]
 
 
+def is_own(name: str) -> bool:
+    """Whether a model or data set is the user's: "my_module:function"."""
+    return ":" in name
+
+
 def _comparable(config: RunConfig) -> dict[str, Any]:
     """Everything but the name, flat: "optimizer.lr" → 0.01. Numbers are floats, so that 1 and 1.0 are equal in JSON, too."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mixnorm_lab.data import cifar, digits
 from mixnorm_lab.data.dataset import DataSet, Images, describe, validation_split
-from mixnorm_lab.data.download import Progress, cache_folder, fetch
+from mixnorm_lab.data.download import DownloadProgress, cache_folder, fetch
 from mixnorm_lab.data.resident import Resident
 
 __all__ = [
@@ -28,7 +28,7 @@ def load(name: str, folder: Path | None = None) -> DataSet:
     return cifar.read(name, Path(folder or cache_folder()))
 
 
-def prepare(name: str, folder: Path | None = None, progress: Progress | None = None) -> DataSet:
+def prepare(name: str, folder: Path | None = None, progress: DownloadProgress | None = None) -> DataSet:
     """:func:`load`, after a download where the files in the cache are missing or damaged. Given folders stay as they are."""
     _check(name, folder)
     if name == "digits" or folder is not None:

@@ -20,7 +20,7 @@ from typing import Any
 CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
 TRIES = 5  # connections that may break before the user is asked to try again
-Progress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server says so
+DownloadProgress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server says so
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("MIXNORM_CACHE") or Path.home() / ".cache" / "mixnorm")
 
 
-def fetch(name: str, cache: Path | None = None, progress: Progress | None = None) -> Path:
+def fetch(name: str, cache: Path | None = None, progress: DownloadProgress | None = None) -> Path:
     """The official archive of a data set, downloaded into the cache unless it is there and whole.
 
     Args:
@@ -84,7 +84,7 @@ def checksum(path: Path) -> str:
     return found.hexdigest()
 
 
-def _download(url: str, part: Path, progress: Progress) -> None:
+def _download(url: str, part: Path, progress: DownloadProgress) -> None:
     """Appends to ``part`` what it lacks of the file, over as many connections as that takes."""
     for _ in range(TRIES):
         response = _open(url, part)
@@ -101,7 +101,7 @@ def _download(url: str, part: Path, progress: Progress) -> None:
     raise OSError(f"{host} broke off after {done:,} of {total:,} bytes: run it again, it goes on from there")
 
 
-def _receive(response: Any, part: Path, progress: Progress) -> tuple[int, int | None]:
+def _receive(response: Any, part: Path, progress: DownloadProgress) -> tuple[int, int | None]:
     """Writes what comes until the end or a cut. Returns the bytes that there are now and those of the whole file."""
     goes_on = response.status == http.client.PARTIAL_CONTENT  # or the server sends all of it, from the first byte
     with part.open("ab" if goes_on else "wb") as file:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixnorm_lab.config.catalog import FEATURE_CLASSIFIER
 from mixnorm_lab.config.run_config import FEATURES
 from mixnorm_lab.data.dataset import DataSet, channel_statistics, validation_split
 from mixnorm_lab.data.download import cache_folder
@@ -25,8 +26,7 @@ INCEPTION_FILE = "weights-inception-2015-12-05-6726825d.pth"
 INCEPTION_CHECKSUM = "6726825d"  # what the sha256 of the file begins with
 INCEPTION_URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{INCEPTION_FILE}"
 INCEPTION_SIZE = 2048
-CLASSIFIER = "cifar-cnn/cifar10/bn-2"
-TRAIN_ONE = f"mixnorm reproduce {CLASSIFIER} trains one"
+TRAIN_ONE = f"mixnorm reproduce {FEATURE_CLASSIFIER} trains one"
 GET_INCEPTION = f"get {INCEPTION_FILE} from the releases of github.com/toshas/torch-fidelity"  # or --features fid does
 
 

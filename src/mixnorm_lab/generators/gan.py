@@ -25,11 +25,12 @@ from mixnorm_lab.generators import samples
 from mixnorm_lab.generators.features import Features
 from mixnorm_lab.generators.frechet import Statistics, distance
 from mixnorm_lab.generators.streams import Beside
-from mixnorm_lab.launch.display import Progress
 from mixnorm_lab.models import Discriminator, Generator
+from mixnorm_lab.storage.folders import samples_picture
 from mixnorm_lab.storage.records import Record
-from mixnorm_lab.training import run as train
-from mixnorm_lab.training.loop import Training, load_statistics
+from mixnorm_lab.training.loop import TrainingLoop, load_statistics
+from mixnorm_lab.training.progress import RunProgress
+from mixnorm_lab.training.run import CHECKPOINT_SECONDS, run_training
 from mixnorm_lab.training.step import Step, autocast
 
 IMAGE = (3, 32, 32)
@@ -39,7 +40,7 @@ EVALUATION, PICTURE, REFILL = 0, 1, 2  # what noise is for, so that no two share
 
 
 class GanStep(Step):
-    """Noise, a batch, and one update of each network, both from the weights before it. Its figures: the two losses."""
+    """Noise, a batch, and one update of each network, both from the weights before it. Its numbers: the two losses."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class GanStep(Step):
         self.optimizers[network].zero_grad(set_to_none=True)
 
 
-class GanTraining(Training):
+class GanLoop(TrainingLoop):
     """
     Args:
         images: the real ones that generated images are compared with, (N, 3, H, W) in uint8.
@@ -121,13 +122,13 @@ class GanTraining(Training):
         self.batch = GPU_BATCH if device.type == "cuda" else CPU_BATCH
         self._real: Statistics | None = None
 
-    def figures(self, means: tuple[float, float]) -> dict[str, Any]:
+    def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
         row: dict[str, Any] = {"generator_loss": means[0], "discriminator_loss": means[1]}
         if self.epoch % self.gan.evaluate_every and self.epoch != self.config.epochs:
             return row
         load_statistics(self.evaluated, self.watched)
         picture = torch.cat(list(self.generate(GRID**2, PICTURE)))
-        samples.write_png(self.folder / samples.FOLDER / f"{self.steps:08}.png", samples.grid(picture, GRID))
+        samples.write_png(samples_picture(self.folder, self.steps), samples.grid(picture, GRID))
         row |= {"distance": self.distance(), "features": self.features.label, "samples": self.gan.samples}
         if self.config.recalibrate:
             with autocast(self.device, self.bf16):
@@ -178,9 +179,9 @@ def train_gan(
     dataset: DataSet,
     features: Features,
     device: torch.device | str,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     resume: bool = True,
-    checkpoint_seconds: float = train.CHECKPOINT_SECONDS,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
     """:func:`mixnorm_lab.training.run.train` for a generator: the same records, checkpoints and resuming.
 
@@ -211,12 +212,12 @@ def train_gan(
         dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=augment, signed=True
     )
 
-    def begin() -> GanTraining:
-        return GanTraining(
+    def begin() -> GanLoop:
+        return GanLoop(
             config, generator, discriminator, source, device, features=features, images=dataset.train.images, folder=folder
         )
 
-    return train.run(
+    return run_training(
         config, folder, begin, steps_per_epoch=gan.updates, device=device, progress=progress, resume=resume,
         checkpoint_seconds=checkpoint_seconds,
     )  # fmt: skip
@@ -236,7 +237,7 @@ def train_prepared(
     device: torch.device,
     features: Path | None,
     data_folder: Path | None = None,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
 ) -> Record:
     """:func:`train_gan` with the data set that the configuration names, downloaded if need be.
 

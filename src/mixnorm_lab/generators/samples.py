@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-FOLDER = "samples"
 GAP = 1  # pixels between two images
 
 

@@ -1,11 +1,10 @@
-"""What a norm of a model gets and makes of it: densities of a few channels and their mixtures, before and after."""
+"""What a norm of a model gets in a forward pass, and densities of it: before batch norm and mixture norm, and after."""
 
 from __future__ import annotations
 
 import copy
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +15,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm.functional import mixture_normalize
-from mixnorm.gmm import DEFAULT_MIN_VARIANCE, fit_mixture
+from mixnorm.gmm import fit_mixture
+from mixnorm_lab.inspect.densities import COLUMNS, Density, LayerDensities, Normalization
+from mixnorm_lab.internals import DEFAULT_MIN_VARIANCE
 from mixnorm_lab.storage import checkpoint
 from mixnorm_lab.storage.checkpoint import CheckpointError
-from mixnorm_lab.training.mixtures import CHANNELS, lively, spread
+from mixnorm_lab.storage.snapshots import CHANNELS, lively, spread
 
 MIXTURE_NORMS = (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)
-COLUMNS = 4  # channels to look at
 BINS = 61  # an odd number: values that are all the same are in the middle of one
 TAIL = 0.001  # the share of the values on each side that a histogram leaves out, so that its bins are where the values are
 MAX_POINTS = 16_384
-
-
-@dataclass(frozen=True)
-class Density:
-    """The values of one channel as a histogram with an area of 1, and as components.
-
-    Args:
-        edges, heights: of the bins, (B + 1,) and (B,).
-        weights, means, deviations: of the components in use, (K,), the largest weight first.
-        mean, deviation, skewness: of all values.
-    """
-
-    edges: np.ndarray
-    heights: np.ndarray
-    weights: np.ndarray
-    means: np.ndarray
-    deviations: np.ndarray
-    mean: float
-    deviation: float
-    skewness: float
-
-    def under_mixture(self) -> float:
-        """How much of the histogram lies under the density of the mixture: 1 where the two are the same."""
-        return self._under(self.weights, self.means, self.deviations)
-
-    def under_normal(self) -> float:
-        """How much of it lies under the normal distribution with the values' mean and deviation."""
-        return self._under(np.ones(1), np.array([self.mean]), np.array([self.deviation]))
-
-    def _under(self, weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> float:
-        standardized = (self.edges - means[:, None]) / deviations[:, None]
-        below = torch.special.ndtr(torch.from_numpy(standardized)).numpy()  # exact even where a bin holds a whole component
-        expected = weights @ np.diff(below, axis=1)
-        return float(np.minimum(expected, self.heights * np.diff(self.edges)).sum())
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """One norm, "BN" or "MN:K", with a density for each channel of its input and of its output."""
-
-    name: str
-    before: tuple[Density, ...]
-    after: tuple[Density, ...]
-
-
-@dataclass(frozen=True)
-class LayerDensities:
-    """A layer's input on a batch, under several norms.
-
-    Args:
-        points: how many vectors of activations.
-        left_out: whether other channels were chosen than usual, because some hardly vary.
-    """
-
-    layer: str
-    channels: tuple[int, ...]
-    points: int
-    norms: tuple[Normalization, ...]
-    left_out: bool = False
-
-
-def weighted_densities(x: np.ndarray, weights: np.ndarray, means: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """λ_k N(x; μ_k, σ_k): of x (n,) under K components, (K, n)."""
-    squares = ((x - means[:, None]) / deviations[:, None]) ** 2
-    return (weights / deviations / np.sqrt(2 * np.pi))[:, None] * np.exp(-squares / 2)
 
 
 def load_weights(model: nn.Module, folder: Path) -> int:

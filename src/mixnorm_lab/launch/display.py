@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
-UPDATE_SECONDS = 0.2  # between two updates of a bar: everything around a training step must cost next to nothing
+from mixnorm_lab.training.progress import UPDATE_SECONDS, RunProgress
+
 REFRESHES_PER_SECOND = 2.0
 LINE_SECONDS = 5.0
 BAR_WIDTH = 14
@@ -15,35 +16,7 @@ COLUMNS = {"epoch": 7, "accuracy": 6, "speed": 12, "left": 7}  # beside a bar, w
 NOTHING = dict.fromkeys(COLUMNS, "")
 
 
-class Progress(Protocol):
-    """What the trainer tells of one run."""
-
-    def start(self, name: str, epochs: int, steps: int, done: int) -> None:
-        """``epochs`` of ``steps`` each, of which ``done`` epochs are done already."""
-
-    def step(self, done: int) -> None:
-        """``done`` steps of the epoch are done. Called often."""
-
-    def epoch(self, row: Mapping[str, Any]) -> None:
-        """An epoch is done; its row of the record."""
-
-    def end(self, reason: str) -> None:
-        """Why: "finished", "interrupted", "not finite" or "failed"; the last perhaps without a start."""
-
-
-class Silent:
-    """Shows nothing."""
-
-    def start(self, name: str, epochs: int, steps: int, done: int) -> None: ...
-
-    def step(self, done: int) -> None: ...
-
-    def epoch(self, row: Mapping[str, Any]) -> None: ...
-
-    def end(self, reason: str) -> None: ...
-
-
-class Display:
+class RunDisplay:
     """The progress of one or more runs, one after the other or at once. Use it as a context.
 
     Args:
@@ -51,7 +24,7 @@ class Display:
         file: where to; bars if it is a terminal and rich is installed, else plain lines.
 
     Example:
-        >>> with Display(["bn", "mn"]) as display:
+        >>> with RunDisplay(["bn", "mn"]) as display:
         ...     train(config, folder, model=model, source=source, device="cpu", progress=display.run("bn"))
     """
 
@@ -63,7 +36,7 @@ class Display:
         self.bars: Any = _make_bars(self.file)
         self.runs: dict[str, _Run] = {}
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> RunDisplay:
         if self.bars:
             self.bars.start()
             if len(self.names) > 1:
@@ -79,7 +52,7 @@ class Display:
         if self.bars:
             self.bars.stop()
 
-    def run(self, name: str) -> Progress:
+    def run(self, name: str) -> RunProgress:
         """What to hand to the trainer of the run of that name."""
         if name not in self.runs:
             self.runs[name] = _Run(self, name)
@@ -116,7 +89,7 @@ class Display:
 
 
 class _Run:
-    def __init__(self, display: Display, name: str) -> None:
+    def __init__(self, display: RunDisplay, name: str) -> None:
         self.display, self.name = display, name
         self.epochs = self.steps = self.done_epochs = self.done = self.done_before = 0
         self.figure, self.accuracy = "accuracy", ""  # of a generator, its last distance
@@ -196,10 +169,10 @@ class _Run:
         return f"{done / seconds:.3g} steps/s", _duration((self.epochs * self.steps - self.done) * seconds / done)
 
 
-class Download:
+class DownloadBar:
     """A bar on stderr while something is downloaded. Use it as a context."""
 
-    def __enter__(self) -> Download:
+    def __enter__(self) -> DownloadBar:
         self.bar: Any = None
         return self
 

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.launch.one_run import Place, Queue, attempt
+from mixnorm_lab.launch.one_run import Place, attempt
+from mixnorm_lab.launch.run_queue import RunQueue
 from mixnorm_lab.storage.signals import stopped_by_sigterm
 
 PATIENCE = 10.0  # seconds that a process has to end by itself, once there is nothing left to do
 
 
-def run_in_processes(queue: Queue, place: Place, jobs: int) -> None:
+def run_in_processes(queue: RunQueue, place: Place, jobs: int) -> None:
     """Does all runs of the queue, ``jobs`` at once; on a CPU they share its cores."""
     threads = max(1, torch.get_num_threads() // jobs)
     workers: list[_Worker] = []

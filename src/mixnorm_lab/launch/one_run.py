@@ -1,11 +1,10 @@
-"""What is left to do of many runs, and how one of them is done: the same for all that do them, here or on a cluster."""
+"""How one of many runs is done: the same in this process, in one of several, and on a cluster."""
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,15 @@ import torch
 
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.generators import gan
-from mixnorm_lab.launch.display import UPDATE_SECONDS, Display, Progress
-from mixnorm_lab.storage import records
-from mixnorm_lab.storage.records import Record
+from mixnorm_lab.storage.folders import run_folder
 from mixnorm_lab.training import build
 from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.progress import UPDATE_SECONDS, RunProgress
 from mixnorm_lab.training.run import train
 from mixnorm_lab.training.team import ALONE, Team
 
 # Of one run: the others go on. An OSError is not among them: a full disk, or a folder in use, concerns them all.
 MISTAKES = (ValueError, NotFinite)
-RETRIES = 3  # of a run whose process is lost; what kills it once more is likely the run itself
 
 
 @dataclass(frozen=True)
@@ -60,21 +57,7 @@ class Place:
     files: Files = NO_FILES
 
 
-def run_folder(root: Path, config: RunConfig) -> Path:
-    return root / config.name / f"seed-{config.seed}"
-
-
-def run_name(config: RunConfig) -> str:
-    return f"{config.name} seed {config.seed}"
-
-
-def recorded(config: RunConfig, root: Path) -> Record | None:
-    """The record of this run as far as it came."""
-    path = run_folder(root, config) / records.NAME
-    return records.read(path) if path.exists() and b"\n" in path.read_bytes() else None
-
-
-def train_one(config: RunConfig, place: Place, progress: Progress, team: Team = ALONE) -> Failure | None:
+def train_one(config: RunConfig, place: Place, progress: RunProgress, team: Team = ALONE) -> Failure | None:
     """Does a run, or the rest of it. An OSError is raised: the other runs would meet it, too."""
     try:
         with build.explained(config):
@@ -104,7 +87,7 @@ def attempt(config: RunConfig, place: Place, send: Callable[[str, Any], None]) -
 
 
 class Forwarded:
-    """Progress that another process shows. A step is told now and then: it may take less time than the telling."""
+    """RunProgress that another process shows. A step is told now and then: it may take less time than the telling."""
 
     def __init__(self, send: Callable[[str, Any], None]) -> None:
         self.send = send
@@ -124,44 +107,3 @@ class Forwarded:
 
     def end(self, reason: str) -> None:
         self.send("end", (reason,))
-
-
-class Queue:
-    """The runs that wait for a process, and what is heard of those that have one.
-
-    Attributes:
-        failed: the runs that failed, and why.
-    """
-
-    def __init__(self, todo: Sequence[RunConfig], display: Display) -> None:
-        self.display = display
-        self.failed: dict[str, Failure] = {}
-        self._waiting = deque(todo)
-        self._lost: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def next(self) -> RunConfig | None:
-        return self._waiting.popleft() if self._waiting else None
-
-    def heard(self, config: RunConfig, what: str, values: Any) -> None:
-        """Progress; or "done", with a failure or None; "stop", with what concerns all runs; or "lost", with how.
-
-        The run of a process that was lost is the next to be done, and goes on from its checkpoint.
-        """
-        name = run_name(config)
-        progress = self.display.run(name)
-        if what == "stop":
-            raise OSError(values.sentence) from RuntimeError(values.trace)
-        if what == "lost" and self._lost[name] < RETRIES:
-            self._lost[name] += 1
-            self._waiting.appendleft(config)
-        elif what == "lost":
-            self.failed[name] = Failure(f"{values}, as often as it was tried: run the command again to go on", "")
-            progress.end("failed")
-        elif what == "done":
-            if values is not None:
-                self.failed[name] = values
-        else:
-            getattr(progress, what)(*values)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.launch.one_run import Files, Place, Queue, attempt, run_folder, run_name
+from mixnorm_lab.launch.one_run import Files, Place, attempt
+from mixnorm_lab.launch.run_queue import RunQueue
+from mixnorm_lab.storage.folders import run_folder, run_name
 from mixnorm_lab.storage.lock import wait_until_free
 from mixnorm_lab.storage.signals import stopped_by_sigterm
 
@@ -66,7 +68,7 @@ class Cluster:
             raise ValueError("--device cuda: the Ray cluster has no GPU; use cpu")
         return torch.device("cuda" if has_gpus and wanted != "cpu" else "cpu")
 
-    def run(self, queue: Queue, place: Place) -> None:
+    def run(self, queue: RunQueue, place: Place) -> None:
         """Does all runs of the queue. Ray has them all at once, and begins one whenever there is room."""
         ray = self.ray
         own_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(

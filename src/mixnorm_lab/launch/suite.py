@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.data.download import Progress as Download
+from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.generators import gan
-from mixnorm_lab.launch.display import Display
+from mixnorm_lab.launch.display import RunDisplay
 from mixnorm_lab.launch.local_processes import run_in_processes
-from mixnorm_lab.launch.one_run import NO_FILES, Failure, Files, Place, Queue, recorded, run_folder, run_name, train_one
+from mixnorm_lab.launch.one_run import NO_FILES, Failure, Files, Place, train_one
 from mixnorm_lab.launch.ray_cluster import Cluster
+from mixnorm_lab.launch.run_queue import RunQueue
+from mixnorm_lab.storage.folders import recorded, run_folder, run_name
 from mixnorm_lab.training import build
 from mixnorm_lab.training.team import ALONE, Team
 
@@ -23,7 +25,7 @@ def check(
     configs: Sequence[RunConfig],
     root: Path,
     files: Files = NO_FILES,
-    progress: Download | None = None,
+    progress: DownloadProgress | None = None,
     team: Team = ALONE,
 ) -> None:
     """Raises what can be known before any run starts: a folder of another configuration, data or a model that do not work.
@@ -55,7 +57,7 @@ def run_all(
     root: Path,
     *,
     device: torch.device,
-    display: Display,
+    display: RunDisplay,
     files: Files = NO_FILES,
     jobs: int = 1,
     cluster: Cluster | None = None,
@@ -76,7 +78,7 @@ def run_all(
             progress.start(config.name, config.epochs, last["steps"] // last["epoch"], done=config.epochs)
             progress.epoch(last)
             progress.end("finished")
-    queue, place = Queue(todo, display), Place(root, device, files)
+    queue, place = RunQueue(todo, display), Place(root, device, files)
     if cluster is not None:
         cluster.run(queue, place)
     elif jobs > 1 and len(todo) > 1:

@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mixnorm_lab.generators.plane import DATA, Result
-from mixnorm_lab.generators.plane import NAME as POINTS
-from mixnorm_lab.generators.plane import read as read_points
+from mixnorm_lab.config.plane import DATA
 from mixnorm_lab.reports.model import comparison
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, families
-from mixnorm_lab.reports.plots.curves import Picture
-from mixnorm_lab.reports.render import document, html, markdown
-from mixnorm_lab.reports.render import report as content
+from mixnorm_lab.reports.plots import plane_points
+from mixnorm_lab.reports.plots.style import Picture
+from mixnorm_lab.reports.render import document, html, markdown, report
 from mixnorm_lab.reports.render.report import Report, Section
-from mixnorm_lab.reports.tables import generators as gan
-from mixnorm_lab.reports.tables import inference
-from mixnorm_lab.reports.tables import plane as modes
+from mixnorm_lab.reports.tables import distances, inference, plane_scores
 from mixnorm_lab.reports.tables.results import accuracies, speed
 from mixnorm_lab.reports.tables.table import Table
-from mixnorm_lab.storage import measurements as bench_table
-from mixnorm_lab.storage import records as experiment_records
+from mixnorm_lab.storage import measurements, plane_results
+from mixnorm_lab.storage import records as run_records
+from mixnorm_lab.storage.plane_results import Result
 from mixnorm_lab.storage.records import Record
 
-__all__ = ["points_in", "summary", "write", "write_document", "write_modes"]
+__all__ = ["points_in", "summary", "write", "write_document", "write_plane"]
 
 
 def write(
@@ -37,16 +34,16 @@ def write(
 
     Args:
         records: those to report on; None is all below the folder.
-        paper: whether the paper's figures stand beside those of runs that are named as in the catalog.
+        paper: whether the paper's numbers stand beside those of runs that are named as in the catalog.
         bench: a table of ``mixnorm bench cost``, for the cost table.
     """
     if records is None:
-        records = experiment_records.find(folder)
+        records = run_records.find(folder)
     _check(records, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [] if bench is None else bench_table.read(bench)
-    report = content.assemble(records, title=title, figures_dir=folder / "figures", paper=paper, cost_rows=rows)
-    return _both(report, folder)
+    rows = [] if bench is None else measurements.read(bench)
+    made = report.assemble(records, title=title, pictures_folder=folder / "figures", paper=paper, cost_rows=rows)
+    return _both(made, folder)
 
 
 def write_document(path: Path, folder: Path, records: Sequence[Record], bench: Path | None = None) -> Path:
@@ -57,7 +54,7 @@ def write_document(path: Path, folder: Path, records: Sequence[Record], bench: P
     """
     _check(records, folder)
     findings = folder / document.FINDINGS
-    rows = [] if bench is None else bench_table.read(bench)
+    rows = [] if bench is None else measurements.read(bench)
     return document.write(
         path,
         records,
@@ -70,32 +67,32 @@ def write_document(path: Path, folder: Path, records: Sequence[Record], bench: P
 
 def points_in(folder: Path) -> dict[str, list[Result]]:
     """The generators of points in the plane that a folder has, by their data."""
-    return {data: found for data in DATA if (found := read_points(folder / POINTS.format(data)))}
+    return {data: found for data in DATA if (found := plane_results.read(plane_results.path(folder, data)))}
 
 
-def write_modes(folder: Path, data: str, results: Sequence[Result]) -> tuple[Path, Table, str]:
+def write_plane(folder: Path, data: str, results: Sequence[Result]) -> tuple[Path, Table, str]:
     """Writes the report about generators of points in the plane; returns its path, the table and what came out."""
-    table, answer = modes.table(data, results), modes.answer(data, results)
+    table, answer = plane_scores.table(data, results), plane_scores.answer(data, results)
     pictures = folder / "figures"
     shown: tuple[Picture, ...] = ()
     missing: tuple[str, ...] = ()
     try:
-        shown = (modes.draw(data, results, pictures),)
+        shown = (plane_points.draw(data, results, pictures),)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
-        missing = (content.NO_PICTURES,)
+        missing = (report.NO_PICTURES,)
     sections = (Section("Results", missing, (table,)), Section("Samples", (), (), shown))
     kept = tuple(section for section in sections if section.tables or section.pictures)
-    report = Report(f"Batch norm and mixture norm in generators: the {data}", (answer,), (), kept, pictures)
-    return _both(report, folder), table, answer
+    made = Report(f"Batch norm and mixture norm in generators: the {data}", (answer,), (), kept, pictures)
+    return _both(made, folder), table, answer
 
 
-def _both(report: Report, folder: Path) -> Path:
+def _both(made: Report, folder: Path) -> Path:
     """A report as report.md and report.html; the path of the latter."""
-    (folder / "report.md").write_text(markdown.build(report, folder), encoding="utf-8")
+    (folder / "report.md").write_text(markdown.build(made, folder), encoding="utf-8")
     path = folder / "report.html"
-    path.write_text(html.build(report), encoding="utf-8")
+    path.write_text(html.build(made), encoding="utf-8")
     return path
 
 
@@ -111,5 +108,5 @@ def summary(records: Sequence[Record]) -> tuple[list[Table], list[str]]:
     generators = families(record for record in records if record.config.gan is not None)
     ways = [PLAIN] + [RECALIBRATED] * any(record.config.recalibrate for record in records)
     tables = [make(family, key) for family in classifiers for key in ways for make in (accuracies, speed)]
-    tables += [gan.distances(family) for family in generators]
-    return tables, [*comparison.answers(classifiers), *gan.answers(generators)]
+    tables += [distances.distances(family) for family in generators]
+    return tables, [*comparison.answers(classifiers), *distances.answers(generators)]

@@ -1,18 +1,12 @@
-"""The one tidy table: a row for each measured variant, appended to a CSV as it comes."""
+"""The CSV of ``mixnorm bench``: a row for each measured variant, appended as it comes."""
 
 from __future__ import annotations
 
 import csv
-import datetime
 import io
-import platform
-import subprocess
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 Row = dict[str, Any]
 
@@ -20,16 +14,16 @@ KEYS = (
     "benchmark", "series", "case", "data", "dtype", "layout", "mode", "variant", "num_components", "em_iters",
     "m", "channels",
 )  # fmt: skip
-FIGURES = (
+NUMBERS = (
     "time_ms", "p20_ms", "p80_ms", "ratio", "bytes", "bandwidth_share", "copy_gb_s", "peak_memory_mb", "error", "error_grad",
 )  # fmt: skip
 ENVIRONMENT = ("device", "torch", "triton", "commit", "date")
-# ``failure`` is why there are no figures: the text of what went wrong.
-COLUMNS = (*KEYS, *FIGURES, "failure", *ENVIRONMENT)
+# ``failure`` is why there are no numbers: the text of what went wrong.
+COLUMNS = (*KEYS, *NUMBERS, "failure", *ENVIRONMENT)
 WHOLE = ("num_components", "em_iters", "m", "channels", "bytes")
 
 
-class Table:
+class MeasurementFile:
     """Rows in a file and in memory. A file that exists is added to, so that several runs make one table."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -78,8 +72,13 @@ def latest(rows: Iterable[Row]) -> list[Row]:
     return list(found.values())
 
 
+def is_base(row: Row) -> bool:
+    """Whether a row is of what others are compared with."""
+    return row["variant"] in ("batch_norm", "scikit_learn")
+
+
 def _parse(row: dict[str, str]) -> Row:
-    numbers = {*FIGURES, *WHOLE}
+    numbers = {*NUMBERS, *WHOLE}
     parsed: Row = {}
     for column, text in row.items():
         if column not in numbers:
@@ -101,46 +100,3 @@ def _line(values: Iterable[str]) -> str:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerow(values)
     return buffer.getvalue()
-
-
-def environment(device: str, commit: str | None = None) -> Row:
-    """Where the figures come from: the columns of ``ENVIRONMENT``."""
-    threads = torch.get_num_threads()
-    cpu = f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
-    name = torch.cuda.get_device_name() if device == "cuda" else cpu
-    try:
-        triton = metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        triton = ""
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {
-        "device": name,
-        "torch": torch.__version__,
-        "triton": triton,
-        "commit": _commit() if commit is None else commit,
-        "date": now,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _commit() -> str:
-    """The commit of this package's checkout, with "+" where files differ from it; nothing if it is not run from one."""
-    package = Path(__file__).resolve().parents[1]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=package, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) / "src" / "mixnorm" != package:
-            return ""
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""

@@ -3,7 +3,7 @@
 Lines are JSON objects of four kinds. ``run`` opens a record with the configuration and environment, ``epoch`` follows each
 epoch, ``resume`` says after which epoch an interrupted run continues, ``end`` says why it stopped; each has a checksum.
 Errors are fractions. Epochs count from 1, steps and seconds from the start of the run. What is not finite is null. What
-``components`` and ``mixtures`` hold, ``experiments.mixtures`` says.
+``components`` and ``mixtures`` hold, ``training.mixtures`` says.
 """
 
 from __future__ import annotations
@@ -14,25 +14,20 @@ import gzip
 import json
 import math
 import os
-import platform
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import mixnorm
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.storage import measurements as table
 
 NAME = "record.jsonl"
 KEPT = f"{NAME}.gz"  # of a finished run, to be kept with a document
 VERSION = 1
 REASONS = ("finished", "interrupted", "not finite")
 # What every epoch has, and what may be missing from one and is then null.
-FIGURES = (
+REQUIRED = (
     "epoch",
     "steps",
     "train_loss",
@@ -45,13 +40,13 @@ FIGURES = (
 )
 OPTIONAL = ("recalibrated_loss", "recalibrated_error", "components", "mixtures")
 # The same of a generator's training. The distance is there where it was measured, with the features and samples it is of.
-GAN_FIGURES = ("epoch", "steps", "generator_loss", "discriminator_loss", "learning_rate", "train_seconds", "seconds")
+GAN_REQUIRED = ("epoch", "steps", "generator_loss", "discriminator_loss", "learning_rate", "train_seconds", "seconds")
 GAN_OPTIONAL = ("distance", "recalibrated_distance", "features", "samples", "components", "mixtures")
 
 
 def fields(*, gan: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What every epoch of a run has, and what it may have."""
-    return (GAN_FIGURES, GAN_OPTIONAL) if gan else (FIGURES, OPTIONAL)
+    return (GAN_REQUIRED, GAN_OPTIONAL) if gan else (REQUIRED, OPTIONAL)
 
 
 class RecordError(ValueError):
@@ -111,12 +106,12 @@ class Writer:
         self.write("run", version=VERSION, config=config.to_json(), environment=dict(environment), started=now())
 
     def epoch(self, values: Mapping[str, Any]) -> None:
-        """Values of all ``FIGURES``, and of those ``OPTIONAL`` ones there are; or of a generator's."""
-        figures, optional = fields(gan="generator_loss" in values)
-        unknown = sorted(values.keys() - {*figures, *optional})
+        """Values of all ``REQUIRED``, and of those ``OPTIONAL`` ones there are; or of a generator's."""
+        required, optional = fields(gan="generator_loss" in values)
+        unknown = sorted(values.keys() - {*required, *optional})
         if unknown:
-            raise ValueError(f"an epoch has no {unknown[0]}: a record holds {', '.join((*figures, *optional))}")
-        self.write("epoch", **{name: values[name] for name in figures}, **{name: values.get(name) for name in optional})
+            raise ValueError(f"an epoch has no {unknown[0]}: a record holds {', '.join((*required, *optional))}")
+        self.write("epoch", **{name: values[name] for name in required}, **{name: values.get(name) for name in optional})
 
     def resume(self, epoch: int, environment: Mapping[str, Any]) -> None:
         """The run goes on after ``epoch`` epochs; later ones in the record are measured again."""
@@ -299,33 +294,15 @@ def _add(record: Record | None, line: Any, path: Path) -> Record:
 
 
 def _add_epoch(record: Record, line: dict[str, Any]) -> None:
-    figures, optional = fields(gan=record.config.gan is not None)
-    for name in figures:
+    required, optional = fields(gan=record.config.gan is not None)
+    for name in required:
         if not (line[name] is None or isinstance(line[name], (int, float))):
             raise ValueError(f"{name} is {line[name]!r}, which is no number")
     if not (isinstance(line["epoch"], int) and isinstance(line["steps"], int) and line["epoch"] >= 1):
         raise ValueError("epoch and steps must be whole numbers from 1 on")
-    values = {name: line[name] for name in figures} | {name: line.get(name) for name in optional}
+    values = {name: line[name] for name in required} | {name: line.get(name) for name in optional}
     earlier = [epoch for epoch in record.epochs if epoch["epoch"] != line["epoch"]]
     record.epochs = sorted([*earlier, values], key=lambda epoch: epoch["epoch"])
-
-
-def environment(device: torch.device | str) -> dict[str, Any]:
-    """Where the figures of a run come from. ``commit`` is null where the package is not run from a repository."""
-    kind = torch.device(device).type
-    bench = table.environment(kind)
-    return {
-        "mixnorm": mixnorm.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "triton": bench["triton"] or None,
-        "device": str(device),
-        "gpu": bench["device"] if kind == "cuda" else None,
-        "processor": bench["device"] if kind != "cuda" else None,
-        "commit": bench["commit"] or None,
-        "platform": platform.platform(),
-        "threads": torch.get_num_threads(),
-    }
 
 
 def now() -> str:

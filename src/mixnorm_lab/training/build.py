@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models
-from mixnorm_lab.config.run_config import Mixture, RunConfig
+from mixnorm_lab.config.run_config import Mixture, RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident
-from mixnorm_lab.data.download import Progress
+from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.data.sources import Loaders, Source, told
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
@@ -38,7 +38,7 @@ def prepare(
     return make_model(config), source
 
 
-def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Progress | None = None) -> None:
+def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: DownloadProgress | None = None) -> None:
     """Raises where a model or data cannot be made. Downloads what the cache lacks, and tells ``progress``."""
     sizes: dict[str, tuple[Any, ...]] = {}
     checked = []
@@ -124,11 +124,6 @@ def norms(model: str, mixture: Mixture) -> list[str]:
     return found
 
 
-def is_own(name: str) -> bool:
-    """Whether a model or data set is the user's: "my_module:function"."""
-    return ":" in name
-
-
 def own(name: str) -> Callable[..., Any]:
     """The function that "my_module:function" names; modules of the current folder count, as with ``python -m``."""
     module_name, _, function_name = name.partition(":")
@@ -193,7 +188,7 @@ def _kind(value: Any) -> str:
 _datasets: dict[tuple[str, Path | None], DataSet] = {}  # one run after the other reads the same
 
 
-def _dataset(name: str, folder: Path | None, progress: Progress | None = None) -> DataSet:
+def _dataset(name: str, folder: Path | None, progress: DownloadProgress | None = None) -> DataSet:
     if (name, folder) not in _datasets:
         _datasets[name, folder] = data.prepare(name, folder, progress)
     return _datasets[name, folder]

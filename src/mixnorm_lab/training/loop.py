@@ -14,19 +14,20 @@ from torch import nn
 
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.sources import Source, seed_everything
-from mixnorm_lab.launch.display import Progress
-from mixnorm_lab.training.mixtures import components_in_use, snapshot, snapshot_epochs
+from mixnorm_lab.storage.snapshots import snapshot_epochs
+from mixnorm_lab.training.mixtures import components_in_use, snapshot
 from mixnorm_lab.training.not_finite import IMAGES, NotFinite, find_origin
 from mixnorm_lab.training.optimizers import build_optimizer, set_rate
+from mixnorm_lab.training.progress import RunProgress
 from mixnorm_lab.training.shared_norms import share_norms
 from mixnorm_lab.training.step import Step
 from mixnorm_lab.training.team import ALONE, Team
 
 
-class Training(ABC):
+class TrainingLoop(ABC):
     """Every epoch is a function of the state before it and of (seed, epoch): random numbers are seeded at its start.
 
-    A subclass sets ``step``, and says in :meth:`figures` what an epoch's row holds beside what all rows do.
+    A subclass sets ``step``, and says in :meth:`numbers` what an epoch's row holds beside what all rows do.
 
     Args:
         networks: by their names in a checkpoint, in training mode. They are moved to the device.
@@ -73,8 +74,8 @@ class Training(ABC):
         self._seconds_before, self._started = 0.0, time.perf_counter()
 
     @abstractmethod
-    def figures(self, means: tuple[float, float]) -> dict[str, Any]:
-        """What an epoch's row holds, from the means of the step's two figures; evaluates the networks."""
+    def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
+        """What an epoch's row holds, from the means of the step's two numbers; evaluates the networks."""
 
     @property
     def seconds(self) -> float:
@@ -107,7 +108,7 @@ class Training(ABC):
             for name, average in self.evaluated.named_parameters():
                 average.copy_(state["average"][name])
 
-    def run_epoch(self, progress: Progress) -> dict[str, Any]:
+    def run_epoch(self, progress: RunProgress) -> dict[str, Any]:
         """Trains for one epoch, evaluates, and returns the epoch's row of the record."""
         self.latest = self.state()
         if self.config.average:
@@ -129,7 +130,7 @@ class Training(ABC):
         return {
             "epoch": self.epoch,
             "steps": self.steps,
-            **self.figures((first, second)),
+            **self.numbers((first, second)),
             "learning_rate": rate,
             "train_seconds": self.train_seconds,
             "seconds": self.seconds,

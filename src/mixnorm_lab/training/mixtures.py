@@ -6,29 +6,19 @@ A snapshot has an entry for each layer: ``channels``, the indices of a few evenl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
-from mixnorm.populations import WITH_HISTORY
-
-SNAPSHOTS = 10  # a training
-STAGES = 5  # of those, the ones that the paper draws: after 20%, 40%, …
-CHANNELS = 8  # a snapshot
-SILENT = 0.05  # of the largest deviation: channels below it hardly vary, as those do that weight decay switched off
+from mixnorm_lab.internals import WITH_HISTORY
+from mixnorm_lab.storage.snapshots import CHANNELS, spread
 
 
 def components_in_use(model: nn.Module) -> dict[str, float]:
     """How many components the last batch used, for each mixture norm; the mean where a layer has several mixtures."""
     counts = {name: norm.effective_components() for name, norm in mixture_norms(model).items()}
     return {name: c if isinstance(c, int) else c.double().mean().item() for name, c in counts.items()}
-
-
-def snapshot_epochs(epochs: int, count: int = SNAPSHOTS) -> list[int]:
-    """Up to ``count`` evenly spaced epochs of a training, the last one among them. Those of 5 are among those of 10."""
-    return sorted({max(1, (2 * epochs * part + count) // (2 * count)) for part in range(1, count + 1)})
 
 
 def snapshot(model: nn.Module) -> dict[str, dict[str, list[Any]]] | None:
@@ -55,19 +45,6 @@ def snapshot(model: nn.Module) -> dict[str, dict[str, list[Any]]] | None:
             "variances": _rounded(variances),
         }
     return found or None
-
-
-def spread(total: int, count: int) -> list[int]:
-    """Up to ``count`` evenly spaced indices below ``total``: the middles of as many equal parts."""
-    count = min(count, total)
-    return [(2 * part + 1) * total // (2 * count) for part in range(count)]
-
-
-def lively(deviations: Sequence[float], usual: Sequence[int], count: int) -> list[int]:
-    """The ``usual`` channels, or up to ``count`` evenly spaced ones of those that vary if one of the usual does not."""
-    least = SILENT * max(deviations)
-    alive = [channel for channel, deviation in enumerate(deviations) if not deviation < least]
-    return list(usual) if set(usual) <= set(alive) else [alive[i] for i in spread(len(alive), count)]
 
 
 def mixture_norms(model: nn.Module) -> dict[str, MixtureNorm1d | MixtureNorm2d | MixtureNorm3d]:

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixnorm_lab.config import run_config as config
+from mixnorm_lab.config.run_config import Optimizer
 
 RMSPROP_EPS = 1e-8  # the default of the paper's framework, added to the root, as here
 
 
-def build_optimizer(
-    parameters: Iterable[nn.Parameter], settings: config.Optimizer, device: torch.device
-) -> torch.optim.Optimizer:
+def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
     """Weight decay is added to the gradient. On a GPU a step can be captured, and the learning rate is a tensor there."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     on_gpu = device.type == "cuda"

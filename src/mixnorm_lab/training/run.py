@@ -13,16 +13,16 @@ from torch import nn
 
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.sources import Source
-from mixnorm_lab.launch.display import Progress, Silent
-from mixnorm_lab.storage import checkpoint, records
+from mixnorm_lab.storage import checkpoint, environment, records
 from mixnorm_lab.storage.checkpoint import CheckpointError
 from mixnorm_lab.storage.lock import locked
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.storage.signals import stopped_by_sigterm
 from mixnorm_lab.storage.tensorboard import Events
-from mixnorm_lab.training.classifier import ClassifierTraining
-from mixnorm_lab.training.loop import Training
+from mixnorm_lab.training.classifier import ClassifierLoop
+from mixnorm_lab.training.loop import TrainingLoop
 from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.progress import RunProgress, Silent
 from mixnorm_lab.training.team import ALONE, Team
 
 CHECKPOINT_SECONDS = 5.0
@@ -35,7 +35,7 @@ def train(
     model: nn.Module,
     source: Source,
     device: torch.device | str,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     resume: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     team: Team = ALONE,
@@ -61,21 +61,21 @@ def train(
         OSError: the folder is in use, or cannot be written.
     """
     device = torch.device(device)
-    return run(
-        config, folder, lambda: ClassifierTraining(config, model, source, device, team),
+    return run_training(
+        config, folder, lambda: ClassifierLoop(config, model, source, device, team),
         steps_per_epoch=source.steps_per_epoch, device=device, progress=progress, resume=resume,
         checkpoint_seconds=checkpoint_seconds, team=team,
     )  # fmt: skip
 
 
-def run(
+def run_training(
     config: RunConfig,
     folder: Path,
-    begin: Callable[[], Training],
+    begin: Callable[[], TrainingLoop],
     *,
     steps_per_epoch: int,
     device: torch.device,
-    progress: Progress | None = None,
+    progress: RunProgress | None = None,
     resume: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     team: Team = ALONE,
@@ -126,10 +126,10 @@ def _existing(config: RunConfig, folder: Path, resume: bool) -> Record | None:
     return record
 
 
-def _follow(config: RunConfig, begin: Callable[[], Training], device: torch.device, team: Team) -> Record:
+def _follow(config: RunConfig, begin: Callable[[], TrainingLoop], device: torch.device, team: Team) -> Record:
     """What all ranks but the first do: the same training, without a folder. The record is in no file."""
     told = team.from_first()
-    record = Record(config, records.environment(device), told["epochs"])
+    record = Record(config, environment.of_run(device), told["epochs"])
     if told["state"] is not None:
         with _on(device), stopped_by_sigterm():
             training = begin()
@@ -139,7 +139,9 @@ def _follow(config: RunConfig, begin: Callable[[], Training], device: torch.devi
     return record
 
 
-def _run(training: Training, folder: Path, record: Record | None, progress: Progress, checkpoint_seconds: float) -> None:
+def _run(
+    training: TrainingLoop, folder: Path, record: Record | None, progress: RunProgress, checkpoint_seconds: float
+) -> None:
     config = training.config
 
     def save(state: dict[str, Any]) -> tuple[int, float]:
@@ -186,9 +188,9 @@ def _run(training: Training, folder: Path, record: Record | None, progress: Prog
     checkpoint.forget_previous(folder)
 
 
-def _environment(training: Training) -> dict[str, Any]:
+def _environment(training: TrainingLoop) -> dict[str, Any]:
     team = training.team
-    return records.environment(training.device) | ({"processes": team.size} if team.size > 1 else {})
+    return environment.of_run(training.device) | ({"processes": team.size} if team.size > 1 else {})
 
 
 def _checkpoint_for(config: RunConfig, folder: Path) -> dict[str, Any] | None:
@@ -201,7 +203,7 @@ def _checkpoint_for(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     return state
 
 
-def _restore(training: Training, state: dict[str, Any], folder: Path) -> None:
+def _restore(training: TrainingLoop, state: dict[str, Any], folder: Path) -> None:
     try:
         training.restore(state)
     except RuntimeError as error:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixnorm_lab.data.sources import Loaders, Source
 from mixnorm_lab.training.team import ALONE, Team
@@ -30,7 +29,7 @@ class Step(ABC):
     the training as well, and a capture computes nothing, so that there is nothing to undo.
 
     Attributes:
-        curve: (steps, 2), two figures of each step of the epoch so far, of which the first at least must stay finite.
+        curve: (steps, 2), two numbers of each step of the epoch so far, of which the first at least must stay finite.
         number: () int64, the step that comes next; counted on the device.
         seconds: what the last epoch took. The first steps, which compile, count as much as the others.
         then: what follows every update, and is captured with it.
@@ -46,7 +45,7 @@ class Step(ABC):
         self.number = torch.zeros((), dtype=torch.long, device=device)
         self.seconds = 0.0
         self.then: Callable[[], None] | None = None
-        self._compiled: Callable[..., Any] | None = None
+        self._torch_compiled: Callable[..., Any] | None = None
         self._calls = 0
         self._captures = device.type == "cuda" and not isinstance(source, Loaders) and team.size == 1
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -105,7 +104,7 @@ class Step(ABC):
 
     def plain(self) -> None:
         """From now on every layer is called by itself, as one must be that is watched."""
-        self._compiled = None
+        self._torch_compiled = None
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -116,86 +115,11 @@ class Step(ABC):
         """The step itself; ends with a call of :meth:`note`."""
 
     @torch.no_grad()
-    def note(self, *figures: Tensor) -> None:
-        """Puts a step's two figures into the curve, and counts the step."""
-        self.curve.index_copy_(0, self.number.view(1), torch.stack(figures).view(1, 2))
+    def note(self, *numbers: Tensor) -> None:
+        """Puts a step's two numbers into the curve, and counts the step."""
+        self.curve.index_copy_(0, self.number.view(1), torch.stack(numbers).view(1, 2))
         self.number += 1
-
-
-class TrainingStep(Step):
-    """A classifier's: a batch, forward and backward pass, and the optimizer's step. Its figures: the loss and the error."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        source: Source,
-        *,
-        device: torch.device,
-        bf16: bool,
-        team: Team = ALONE,
-        compiled: bool = False,
-    ) -> None:
-        super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16, team=team)
-        if compiled and team.size > 1:
-            raise ValueError("several processes that train together are not compiled: leave --compile out")
-        self.model = model
-        self.optimizer = optimizer
-        if compiled:
-            self._compiled = torch.compile(model)
-
-    def update(self) -> None:
-        images, labels = self.source.batch(self.number)
-        with self.autocast:
-            logits = self._forward(images)
-        logits = logits.float()
-        loss = F.cross_entropy(logits, labels)
-        loss.backward()
-        figures = loss.detach(), (logits.argmax(1) != labels).float().mean()
-        gradients = (parameter.grad for parameter in self.model.parameters())
-        self.team.average([*figures, *(gradient for gradient in gradients if gradient is not None)])
-        self.optimizer.step()
-        # At the end, not at the start: a capture then begins, and ends, without gradients.
-        self.optimizer.zero_grad(set_to_none=True)
-        self.note(*figures)
-
-    def _forward(self, images: Tensor) -> Tensor:
-        if self._compiled is None:
-            return self.model(images)
-        from torch._dynamo.exc import TorchDynamoException  # takes a second, which who does not compile should not wait
-
-        try:
-            return self._compiled(images)
-        except TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"torch.compile does not take this model ({reason}): leave --compile out") from error
 
 
 def autocast(device: torch.device, bf16: bool) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, torch.bfloat16) if bf16 else nullcontext()
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    *,
-    device: torch.device,
-    bf16: bool,
-    team: Team = ALONE,
-) -> Tensor:
-    """The mean loss and the share of errors over all images, those of all ranks, (2,), on the device."""
-    total = torch.zeros(2, device=device)
-    count = 0
-    for images, labels in batches:
-        with autocast(device, bf16):
-            logits = model(images)
-        logits = logits.float()
-        wrong = ((logits.argmax(1) != labels) | logits.isnan().any(1)).sum()  # argmax would take NaN for the first class
-        total += torch.stack((F.cross_entropy(logits, labels, reduction="sum"), wrong.float()))
-        count += len(labels)
-    if team.size > 1:
-        total, count = team.add(total), int(team.add(torch.tensor(count, device=device)))
-    if count == 0:
-        raise ValueError("the test data has no images: pass at least one batch of them")
-    return total / count

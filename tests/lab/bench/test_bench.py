@@ -16,7 +16,7 @@ from mixnorm_lab.bench.cases import BENCHMARKS, Case, all_cases, cpu_cases, gpu_
 from mixnorm_lab.bench.errors import relative
 from mixnorm_lab.bench.steps import Variant
 from mixnorm_lab.cli import app
-from mixnorm_lab.storage.measurements import COLUMNS, Table, read
+from mixnorm_lab.storage.measurements import COLUMNS, MeasurementFile, read
 
 FAST = ["--quick", "--device", "cpu", "--backend", "reference"]
 
@@ -344,7 +344,7 @@ def test_a_quick_run_on_a_gpu(tmp_path):
 
 
 def test_a_table_without_a_file_keeps_its_rows():
-    table = Table()
+    table = MeasurementFile()
     table.add({"benchmark": "layer"})
     assert table.rows == [{"benchmark": "layer"}]
 
@@ -354,7 +354,7 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_the_table(tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "bench.csv"
-    monkeypatch.setattr(Table, "_append", no_space)
+    monkeypatch.setattr(MeasurementFile, "_append", no_space)
     result = invoke("layer", *FAST, "--only", "fp32,K=1", "--out", path)
     assert result.exit_code == 2
     assert "could not be written: No space left on device" in result.output

@@ -38,7 +38,7 @@ def test_every_row_is_there():
 
 
 def test_every_curve_is_there():
-    curves = Counter(figure for e in EXPERIMENTS.values() for figure in e.figures)
+    curves = Counter(panel for e in EXPERIMENTS.values() for panel in e.panels)
     assert curves == {
         "cifar-cnn/small-lr/cifar10": 4,
         "cifar-cnn/small-lr/cifar100": 4,
@@ -58,7 +58,7 @@ def test_every_curve_is_there():
         "components": 2,
         "dcgan": 2,
     }
-    assert set(curves) == set(catalog.FIGURES)
+    assert set(curves) == set(catalog.PANELS)
 
 
 @pytest.mark.parametrize(

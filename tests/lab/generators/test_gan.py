@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gan_helpers import GAN, MIXTURE, config, dataset, features, images, run
-from run_helpers import Interrupt, figures, lines, same, weights
+from run_helpers import Interrupt, lines, numbers, same, weights
 
 import mixnorm
 from mixnorm_lab import models
@@ -16,6 +16,7 @@ from mixnorm_lab.generators.frechet import distance, statistics
 from mixnorm_lab.generators.gan import GanStep, make_networks
 from mixnorm_lab.generators.streams import Beside
 from mixnorm_lab.storage import checkpoint, records
+from mixnorm_lab.storage.folders import SAMPLES
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.optimizers import build_optimizer
 
@@ -76,7 +77,7 @@ def test_a_run_and_its_record(tmp_path):
     assert 0 < last["discriminator_loss"] < 10
     assert last["components"].keys() == {"deconv1.norm", "deconv2.norm"}
     assert [line["kind"] for line in lines(tmp_path)] == ["run", *["epoch"] * 4, "end"]
-    assert sorted(path.name for path in (tmp_path / samples.FOLDER).iterdir()) == ["00000006.png", "00000012.png"]
+    assert sorted(path.name for path in (tmp_path / SAMPLES).iterdir()) == ["00000006.png", "00000012.png"]
     assert run(config(), tmp_path).epochs == record.epochs  # finished: nothing is trained again
 
 
@@ -107,17 +108,17 @@ def test_resuming_is_exact(where, mixture, tmp_path):
         run(config(mixture=mixture), tmp_path / "cut", progress=Interrupt(**where))
     assert not records.read(tmp_path / "cut" / records.NAME).finished
     resumed = run(config(mixture=mixture), tmp_path / "cut")
-    assert figures(resumed) == figures(whole)
+    assert numbers(resumed) == numbers(whole)
     ends = [checkpoint.read(tmp_path / name) for name in ("whole", "cut")]
     for network in ("generator", "discriminator"):
         assert same(ends[0][network], ends[1][network])
-    pictures = [(tmp_path / name / samples.FOLDER / "00000012.png").read_bytes() for name in ("whole", "cut")]
+    pictures = [(tmp_path / name / SAMPLES / "00000012.png").read_bytes() for name in ("whole", "cut")]
     assert pictures[0] == pictures[1]
 
 
 def test_recalibration_measures_a_second_distance_and_does_not_disturb_the_training(tmp_path):
     plain, both = run(config(), tmp_path / "plain"), run(config(recalibrate=3), tmp_path / "both")
-    for ours, theirs in zip(figures(plain), figures(both), strict=True):
+    for ours, theirs in zip(numbers(plain), numbers(both), strict=True):
         again = theirs.pop("recalibrated_distance")
         assert ours.pop("recalibrated_distance") is None
         assert (again is None) == (ours["distance"] is None)

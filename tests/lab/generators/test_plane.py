@@ -9,15 +9,17 @@ from cli_helpers import invoke
 
 from mixnorm import MixtureNorm1d
 from mixnorm_lab.cli import generators
-from mixnorm_lab.generators import plane as modes
-from mixnorm_lab.generators.plane import DATA, Settings, compare, make_networks, read, score
+from mixnorm_lab.config.plane import DATA, NORMS, PlaneData, PlaneSettings
+from mixnorm_lab.generators import plane
+from mixnorm_lab.generators.plane import compare, draw, make_networks, score
+from mixnorm_lab.storage import plane_results
 
-TINY = Settings(steps=30, batch_size=32, width=16, latent=4)
+TINY = PlaneSettings(steps=30, batch_size=32, width=16, latent=4)
 
 
 @pytest.mark.parametrize(("name", "count", "apart"), [("grid", 25, 2.0), ("ring", 8, 4 * math.sin(math.pi / 8))])
 def test_the_modes(name, count, apart):
-    centres = DATA[name].centres
+    centres = torch.tensor(DATA[name].centres)
     between = torch.cdist(centres, centres) + 100 * torch.eye(count)
     assert between.min().item() == pytest.approx(apart, abs=1e-5)
     assert centres.mean(0).abs().max() < 1e-6
@@ -26,7 +28,7 @@ def test_the_modes(name, count, apart):
 @pytest.mark.parametrize("name", DATA)
 def test_real_points_are_a_perfect_sample(name):
     torch.manual_seed(0)
-    found = score(DATA[name].draw(50_000), DATA[name])
+    found = score(draw(DATA[name], 50_000), DATA[name])
     assert found.reached == len(DATA[name].centres)
     assert found.good == pytest.approx(1 - math.exp(-4.5), abs=0.002)  # of two dimensions, within three deviations
     assert 0 <= found.divergence < 0.002
@@ -34,7 +36,7 @@ def test_real_points_are_a_perfect_sample(name):
 
 @pytest.mark.parametrize("name", DATA)
 def test_a_collapsed_generator(name):
-    centres = DATA[name].centres
+    centres = torch.tensor(DATA[name].centres)
     one = score(centres[3].expand(100, 2), DATA[name])
     assert (one.reached, one.good) == (1, 1.0)
     assert one.divergence == pytest.approx(math.log(len(centres)))
@@ -50,7 +52,7 @@ def test_points_between_the_modes_are_not_good():
 
 
 def test_both_norms_start_from_the_same_weights():
-    (batch, a), (mixture, b) = (make_networks(norm, TINY, seed=3) for norm in modes.NORMS)
+    (batch, a), (mixture, b) = (make_networks(norm, TINY, seed=3) for norm in NORMS)
     assert [type(module) for module in mixture.modules()].count(MixtureNorm1d) == 2
     for ours, theirs in zip((*batch.parameters(), *a.parameters()), (*mixture.parameters(), *b.parameters()), strict=True):
         assert torch.equal(ours, theirs)
@@ -58,13 +60,14 @@ def test_both_norms_start_from_the_same_weights():
 
 def test_a_generator_comes_closer(monkeypatch):
     """Of one mode far from where it begins."""
-    one = modes.Modes("one", torch.tensor([[3.0, -3.0]]), 0.1)
-    for norm in modes.NORMS:
-        monkeypatch.setattr(modes, "SHOWN", 200)
-        settings = Settings(steps=100, batch_size=64, width=32, latent=4)
-        start = modes.samples(make_networks(norm, settings, 0)[0], settings, 200)
-        end = torch.tensor(modes.run(one, norm, 0, settings).points)
-        assert torch.cdist(end, one.centres).mean() < 0.5 * torch.cdist(start, one.centres).mean()
+    one = PlaneData("one", ((3.0, -3.0),), 0.1)
+    for norm in NORMS:
+        monkeypatch.setattr(plane, "SHOWN", 200)
+        settings = PlaneSettings(steps=100, batch_size=64, width=32, latent=4)
+        start = plane.samples(make_networks(norm, settings, 0)[0], settings, 200)
+        end = torch.tensor(plane.run(one, norm, 0, settings).points)
+        centre = torch.tensor(one.centres)
+        assert torch.cdist(end, centre).mean() < 0.5 * torch.cdist(start, centre).mean()
 
 
 def test_a_comparison_is_kept_and_goes_on(tmp_path, monkeypatch):
@@ -72,16 +75,16 @@ def test_a_comparison_is_kept_and_goes_on(tmp_path, monkeypatch):
     first = compare("ring", tmp_path, seeds=1, settings=TINY, done=told.append)
     assert [(result.norm, result.seed) for result in first] == [("batch norm", 0), ("mixture norm", 0)]
     assert told == first
-    assert read(tmp_path / "modes-ring.json") == first
+    assert plane_results.read(tmp_path / "modes-ring.json") == first
     assert json.loads((tmp_path / "modes-ring.json").read_text())["environment"]["torch"] == torch.__version__
-    monkeypatch.setattr(modes, "run", None)  # nothing is left to do
+    monkeypatch.setattr(plane, "run", None)  # nothing is left to do
     assert compare("ring", tmp_path, seeds=1, settings=TINY) == first
 
 
 def test_the_same_seed_gives_the_same_generator(tmp_path):
-    a, b = (modes.run(DATA["grid"], "batch norm", 5, TINY) for _ in range(2))
+    a, b = (plane.run(DATA["grid"], "batch norm", 5, TINY) for _ in range(2))
     assert a == b
-    assert a.points != modes.run(DATA["grid"], "batch norm", 6, TINY).points
+    assert a.points != plane.run(DATA["grid"], "batch norm", 6, TINY).points
 
 
 def test_mistakes(tmp_path):
@@ -90,7 +93,7 @@ def test_mistakes(tmp_path):
     (tmp_path / "modes-ring.json").write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         compare("ring", tmp_path, seeds=1, settings=TINY)
-    modes._write(tmp_path / "modes-ring.json", TINY, [])
+    plane_results.write(tmp_path / "modes-ring.json", TINY, {}, [])
     with pytest.raises(ValueError, match="other settings"):
         compare("ring", tmp_path, seeds=1)
 
@@ -100,7 +103,7 @@ def test_the_command_compares_and_leaves_a_report(tmp_path, monkeypatch):
     arguments = ["compare", "--task", "gan", "--data", "ring", "--seeds", "2", "--epochs", "1", "--out", tmp_path]
     told = json.loads(invoke(*arguments, "--json").stdout)
     [table] = told["tables"]
-    kept = read(tmp_path / "modes-ring.json")
+    kept = plane_results.read(tmp_path / "modes-ring.json")
     for row in table["rows"]:
         scores = [result.score for result in kept if result.norm == row["norm"]]
         assert row["reached"]["mean"] == pytest.approx(sum(one.reached for one in scores) / 2)
@@ -121,15 +124,15 @@ def test_the_command_compares_and_leaves_a_report(tmp_path, monkeypatch):
 
 def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(generators, "UPDATES", 30)
-    run = modes.run
+    run = plane.run
 
     def cut(data, norm, seed, settings):
         if (norm, seed) == ("mixture norm", 0):
             raise KeyboardInterrupt
         return run(data, norm, seed, settings)
 
-    monkeypatch.setattr(modes, "run", cut)
+    monkeypatch.setattr(plane, "run", cut)
     arguments = ["compare", "--task", "gan", "--data", "ring", "--seeds", "1", "--epochs", "1", "--out", tmp_path]
     result = invoke(*arguments, code=130)
     assert result.stderr.splitlines()[-1] == "Interrupted: the same command goes on from here."
-    assert [one.norm for one in read(tmp_path / "modes-ring.json")] == ["batch norm"]
+    assert [one.norm for one in plane_results.read(tmp_path / "modes-ring.json")] == ["batch norm"]

@@ -12,11 +12,12 @@ from torch import nn
 
 import mixnorm
 from mixnorm_lab.config.run_config import Mixture
-from mixnorm_lab.inspect import norm_inputs as inspection
-from mixnorm_lab.inspect.norm_inputs import density, find_norm, layer_densities, layer_input, weighted_densities
+from mixnorm_lab.inspect import norm_inputs
+from mixnorm_lab.inspect.densities import weighted_densities
+from mixnorm_lab.inspect.norm_inputs import density, find_norm, layer_densities, layer_input
 from mixnorm_lab.models import DigitsCNN
 from mixnorm_lab.reports.plots import densities as pictures
-from mixnorm_lab.storage import records
+from mixnorm_lab.storage import records, snapshots
 from mixnorm_lab.storage.checkpoint import CheckpointError
 from mixnorm_lab.training import mixtures
 
@@ -36,12 +37,12 @@ def images(count=64):
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5, 7, 10, 12, 33, 100, 163])
 def test_snapshots_are_evenly_spaced_and_have_the_papers_stages(epochs):
-    found = mixtures.snapshot_epochs(epochs)
-    assert len(found) == min(epochs, mixtures.SNAPSHOTS)
+    found = snapshots.snapshot_epochs(epochs)
+    assert len(found) == min(epochs, snapshots.SNAPSHOTS)
     assert found[-1] == epochs
     gaps = np.diff([0, *found])
     assert gaps.max() - gaps.min() <= 1
-    stages = mixtures.snapshot_epochs(epochs, mixtures.STAGES)
+    stages = snapshots.snapshot_epochs(epochs, snapshots.STAGES)
     assert set(stages) <= set(found)
     if epochs >= 5:
         assert np.abs(np.array(stages) / epochs - [0.2, 0.4, 0.6, 0.8, 1.0]).max() <= 0.5 / epochs
@@ -49,7 +50,7 @@ def test_snapshots_are_evenly_spaced_and_have_the_papers_stages(epochs):
 
 @pytest.mark.parametrize(("total", "count"), [(1, 8), (7, 8), (8, 8), (9, 8), (192, 8), (100, 4)])
 def test_channels_are_evenly_spaced(total, count):
-    found = mixtures.spread(total, count)
+    found = snapshots.spread(total, count)
     assert len(set(found)) == len(found) == min(total, count)
     assert all(0 <= index < total for index in found)
     assert np.ptp(np.diff(found)) <= 1 if len(found) > 1 else True
@@ -57,11 +58,11 @@ def test_channels_are_evenly_spaced(total, count):
 
 def test_channels_that_hardly_vary_give_way_to_others():
     usual = [1, 3]
-    assert mixtures.lively([1.0, 2.0, 0.0, 0.1], usual, 2) == usual  # a twentieth is enough
-    assert mixtures.lively([1.0, 2.0, 0.0, 0.099], usual, 2) == [0, 1]
-    assert mixtures.lively([0.0, 0.0, 5.0, 0.0], usual, 2) == [2]
-    assert mixtures.lively([0.0, 0.0, 0.0, 0.0], usual, 2) == usual
-    assert mixtures.lively([float("nan")] * 4, usual, 2) == usual
+    assert snapshots.lively([1.0, 2.0, 0.0, 0.1], usual, 2) == usual  # a twentieth is enough
+    assert snapshots.lively([1.0, 2.0, 0.0, 0.099], usual, 2) == [0, 1]
+    assert snapshots.lively([0.0, 0.0, 5.0, 0.0], usual, 2) == [2]
+    assert snapshots.lively([0.0, 0.0, 0.0, 0.0], usual, 2) == usual
+    assert snapshots.lively([float("nan")] * 4, usual, 2) == usual
 
 
 def test_the_record_has_the_mixtures_of_the_layer(trained):
@@ -79,7 +80,7 @@ def test_the_record_has_the_mixtures_of_the_layer(trained):
 def test_mixtures_are_read_at_some_epochs_only(tmp_path):
     done, _ = run(config(epochs=12), tmp_path)
     taken = [row["epoch"] for row in done.epochs if row["mixtures"]]
-    assert taken == mixtures.snapshot_epochs(12)
+    assert taken == snapshots.snapshot_epochs(12)
     assert len(taken) == 10
 
 
@@ -214,7 +215,7 @@ def test_components_that_are_not_in_use_are_left_out():
 
 
 def test_many_points_are_sampled(monkeypatch):
-    monkeypatch.setattr(inspection, "MAX_POINTS", 100)
+    monkeypatch.setattr(norm_inputs, "MAX_POINTS", 100)
     assert layer_densities(DigitsCNN(), images(8)).points == 100
 
 
@@ -254,12 +255,12 @@ def test_names_of_norms():
 def test_weights_of_a_run(trained, tmp_path):
     _, model, folder = trained
     fresh = build(config(), seed=1)
-    assert inspection.load_weights(fresh, folder) == 5
+    assert norm_inputs.load_weights(fresh, folder) == 5
     assert same(weights(fresh), weights(model))
     with pytest.raises(CheckpointError, match="no checkpoint in"):
-        inspection.load_weights(fresh, tmp_path)
+        norm_inputs.load_weights(fresh, tmp_path)
     with pytest.raises(CheckpointError, match="does not fit the model"):
-        inspection.load_weights(DigitsCNN(), folder)
+        norm_inputs.load_weights(DigitsCNN(), folder)
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------------
@@ -305,7 +306,7 @@ def training(epochs, done=None, scale=1.0):
             "means": [[0, scale], [5, 6 * scale], [9, 9]],
             "variances": [[1, 4 * scale**2], [4, scale**2], [1, 1]],
         }
-        return {"conv3.norm": {"channels": [3, 7], **mixture}} if number in mixtures.snapshot_epochs(epochs) else None
+        return {"conv3.norm": {"channels": [3, 7], **mixture}} if number in snapshots.snapshot_epochs(epochs) else None
 
     run = record_config("mn", epochs=epochs, mixture=MIXTURE)
     return record(run, [0.5] * (done or epochs), end="finished" if done is None else None, mixtures=snapshot)
@@ -349,7 +350,7 @@ def test_a_spike_leaves_room_for_the_rest_and_the_caption_says_so():
     values = np.concatenate([np.zeros(500), np.random.default_rng(0).normal(3, 1, 1500)])
     resp = np.stack([values == 0, values != 0], axis=1).astype(float)
     one = density(values, resp)
-    view = inspection.LayerDensities("x", (0,), 2000, (inspection.Normalization("MN:2", (one,), (one,)),))
+    view = norm_inputs.LayerDensities("x", (0,), 2000, (norm_inputs.Normalization("MN:2", (one,), (one,)),))
     picture, figure = pictures.before_and_after(view)
     assert one.heights.max() > figure.axes[0].get_ylim()[1] > one.heights[31:].max()
     assert picture.caption.endswith("cut off.")
@@ -357,7 +358,7 @@ def test_a_spike_leaves_room_for_the_rest_and_the_caption_says_so():
 
 def test_a_channel_of_equal_values_is_drawn_whole():
     one = density(np.ones(100), np.ones((100, 1)))
-    view = inspection.LayerDensities("x", (0,), 100, (inspection.Normalization("BN", (one,), (one,)),))
+    view = norm_inputs.LayerDensities("x", (0,), 100, (norm_inputs.Normalization("BN", (one,), (one,)),))
     picture, figure = pictures.before_and_after(view)
     assert figure.axes[0].get_ylim()[1] > one.heights.max()
     assert "cut off" not in picture.caption

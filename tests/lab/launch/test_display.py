@@ -7,8 +7,9 @@ import time
 
 import pytest
 
-from mixnorm_lab.launch import display as progress
-from mixnorm_lab.launch.display import Display, Silent
+from mixnorm_lab.launch import display
+from mixnorm_lab.launch.display import RunDisplay
+from mixnorm_lab.training.progress import Silent
 
 LONG = "cifar-cnn/cifar100/mn-2, seed 0"
 
@@ -27,7 +28,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 100.0
-        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(display.time, "monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -51,8 +52,8 @@ def one_run(run, *, epochs=3, steps=4, done=0, each=lambda: None):
 
 
 def test_bars_show_names_accuracy_speed_and_time(terminal, monkeypatch):
-    monkeypatch.setattr(progress, "UPDATE_SECONDS", 0.0)
-    with Display([LONG, "other"], terminal) as display:
+    monkeypatch.setattr("mixnorm_lab.launch.display.UPDATE_SECONDS", 0.0)
+    with RunDisplay([LONG, "other"], terminal) as display:
         assert LONG in terminal.text()  # before anything runs
         assert "waiting" in terminal.text()
         one_run(display.run(LONG), each=lambda: time.sleep(0.01))
@@ -66,7 +67,7 @@ def test_bars_show_names_accuracy_speed_and_time(terminal, monkeypatch):
 def test_more_runs_than_the_terminal_has_lines(terminal, monkeypatch):
     monkeypatch.setenv("LINES", "12")
     names = [f"run {number}" for number in range(30)]
-    with Display(names, terminal) as display:
+    with RunDisplay(names, terminal) as display:
         for number, name in enumerate(names):
             run = display.run(name)
             run.start(name, 1, 1, 0)
@@ -79,7 +80,7 @@ def test_more_runs_than_the_terminal_has_lines(terminal, monkeypatch):
 
 def test_in_the_end_the_time_of_all_runs_is_shown(terminal, monkeypatch):
     clock = Clock(monkeypatch)
-    with Display(["a", "b"], terminal) as display:
+    with RunDisplay(["a", "b"], terminal) as display:
         for name in ("a", "b"):
             clock.now += 40
             one_run(display.run(name))
@@ -92,7 +93,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch):
     def second():
         clock.now += 1
 
-    with Display([LONG], file) as display:
+    with RunDisplay([LONG], file) as display:
         assert file.getvalue() == f"1 run: {LONG}\n"
         one_run(display.run(LONG), epochs=4, each=second)
     lines = file.getvalue().splitlines()
@@ -108,7 +109,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch):
 
 def test_what_was_compiled_in_the_first_step_does_not_count_for_the_time_that_is_left(monkeypatch):
     clock, file = Clock(monkeypatch), io.StringIO()
-    run = Display(file=file).run("run")
+    run = RunDisplay(file=file).run("run")
     run.start("run", 2, 10, 0)
     clock.now += 60
     for step in range(10):
@@ -124,14 +125,14 @@ def test_a_resumed_run_starts_where_it_was(monkeypatch):
     def second():
         clock.now += 1
 
-    one_run(Display(file=file).run("run"), epochs=4, done=2, each=second)
+    one_run(RunDisplay(file=file).run("run"), epochs=4, done=2, each=second)
     assert "run: 4 epochs of 4 steps, 2 of them done\n" in file.getvalue()
     assert "run: epoch 3/4, accuracy 70.0%, 1 steps/s, 0:03 left\n" in file.getvalue()
 
 
 def test_lines_in_a_terminal_without_rich(terminal, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with Display(["run"], terminal) as display:
+    with RunDisplay(["run"], terminal) as display:
         one_run(display.run("run"))
     assert terminal.getvalue() == terminal.text()
     assert "run: finished after 0:00, accuracy 70.0%" in terminal.text()
@@ -140,7 +141,7 @@ def test_lines_in_a_terminal_without_rich(terminal, monkeypatch):
 @pytest.mark.parametrize("reason", ["interrupted", "not finite", "failed"])
 def test_every_end_is_shown(reason, terminal):
     for file in (terminal, io.StringIO()):
-        with Display(["run"], file) as display:
+        with RunDisplay(["run"], file) as display:
             run = display.run("run")
             run.start("run", 2, 2, 0)
             run.end(reason)
@@ -148,11 +149,11 @@ def test_every_end_is_shown(reason, terminal):
 
 
 def test_hours():
-    assert [progress._duration(seconds) for seconds in (0.4, 59.6, 3599, 36000)] == ["0:00", "1:00", "59:59", "10:00:00"]
+    assert [display._duration(seconds) for seconds in (0.4, 59.6, 3599, 36000)] == ["0:00", "1:00", "59:59", "10:00:00"]
 
 
 def test_a_step_costs_next_to_nothing(terminal):
-    with Display(["run"], terminal) as display:
+    with RunDisplay(["run"], terminal) as display:
         for run in (display.run("run"), Silent()):
             run.start("run", 1, 20_000, 0)
             start = time.process_time()

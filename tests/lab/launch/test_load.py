@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import QUICK, ended, measured, start
 
-from mixnorm_lab.launch import one_run as work
+from mixnorm_lab.launch.run_queue import RETRIES
 from mixnorm_lab.storage import records
 from mixnorm_lab.storage.lock import NAME as LOCK
 
@@ -49,7 +49,7 @@ def kill_some(folder, process):
         time.sleep(chance.uniform(0, 1))
         assert time.monotonic() < deadline
         assert process.poll() is None, f"it ended after {killed.total()} kills"
-        victims = [(run, worker) for run, worker in under_way(folder) if killed[run] < work.RETRIES]
+        victims = [(run, worker) for run, worker in under_way(folder) if killed[run] < RETRIES]
         if victims:
             run, worker = chance.choice(sorted(victims))
             os.kill(worker, signal.SIGKILL)

@@ -14,12 +14,12 @@ import torch
 from cli_helpers import measured
 
 from mixnorm_lab.config.presets import DIGITS, OWN
-from mixnorm_lab.launch import local_processes as processes
-from mixnorm_lab.launch import one_run as work
-from mixnorm_lab.launch import suite
-from mixnorm_lab.launch.display import Display, Silent
+from mixnorm_lab.launch import local_processes, suite
+from mixnorm_lab.launch.display import RunDisplay
+from mixnorm_lab.launch.one_run import Forwarded
 from mixnorm_lab.storage import checkpoint, records
 from mixnorm_lab.storage.lock import locked
+from mixnorm_lab.training.progress import Silent
 
 SETTINGS = dataclasses.replace(
     DIGITS, epochs=1, batch_size=256, options={"num_components": 2, "em_iters": 1, "backend": "reference"}
@@ -86,7 +86,7 @@ def finished(tmp_path_factory):
 def run(configs, folder, **options):
     """The failures, and what was shown."""
     shown = io.StringIO()
-    with Display([suite.run_name(config) for config in configs], shown) as display:
+    with RunDisplay([suite.run_name(config) for config in configs], shown) as display:
         failed = suite.run_all(configs, folder, device=torch.device("cpu"), display=display, **options)
     return failed, shown.getvalue()
 
@@ -141,7 +141,7 @@ def test_a_loss_that_is_not_finite_ends_its_run_and_not_the_others(users, tmp_pa
 @pytest.mark.slow
 def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_them(finished, users, tmp_path, monkeypatch):
     """One run kills its process each time, another once, one diverges, and the rest is as if they had not been there."""
-    monkeypatch.setattr(work, "RETRIES", 1)
+    monkeypatch.setattr("mixnorm_lab.launch.run_queue.RETRIES", 1)
     others = [users(build="dies").run("own", seed, mixture=False) for seed in (0, 1, 2)]
     failed, shown = run([*others, *SETTINGS.pair(2)], tmp_path / "out", jobs=2)
     assert set(failed) == {"own seed 0", "own seed 1"}
@@ -214,7 +214,7 @@ def test_steps_are_told_now_and_then():
             self.sent.append(message)
 
     parent = Parent()
-    forwarded = work.Forwarded(parent.send)
+    forwarded = Forwarded(parent.send)
     forwarded.start("run", 2, 1000, 0)
     for step in range(1000):
         forwarded.step(step)
@@ -227,7 +227,7 @@ def test_steps_are_told_now_and_then():
 
 
 def test_a_process_that_is_killed_in_the_middle_of_a_message_is_lost():
-    worker = object.__new__(processes._Worker)
+    worker = object.__new__(local_processes._Worker)
     worker.messages, theirs = multiprocessing.Pipe()
     worker.process = multiprocessing.get_context("spawn").Process()
     worker.process.join, worker.process._popen = lambda: None, types.SimpleNamespace(poll=lambda: -9)

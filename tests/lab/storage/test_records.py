@@ -9,7 +9,7 @@ import pytest
 import torch
 from record_helpers import ENVIRONMENT, MIXTURE, config, epoch
 
-from mixnorm_lab.storage import records
+from mixnorm_lab.storage import environment, records
 
 
 @pytest.fixture
@@ -259,7 +259,7 @@ def test_missing_files_and_folders(tmp_path):
 
 
 def test_environment_says_where_figures_come_from():
-    found = records.environment("cpu")
+    found = environment.of_run("cpu")
     assert found["torch"] == torch.__version__
     assert found["gpu"] is None
     assert found["processor"]

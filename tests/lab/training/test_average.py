@@ -4,14 +4,13 @@ import pytest
 import torch
 from gan_helpers import config as gan_config
 from gan_helpers import run as run_gan
-from run_helpers import DIGITS, Interrupt, build, config, figures, run, same, weights
+from run_helpers import DIGITS, Interrupt, build, config, numbers, run, same, weights
 
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.resident import Resident
-from mixnorm_lab.launch.display import Silent
 from mixnorm_lab.storage import checkpoint
-from mixnorm_lab.training.classifier import ClassifierTraining
-from mixnorm_lab.training.step import evaluate
+from mixnorm_lab.training.classifier import ClassifierLoop, evaluate
+from mixnorm_lab.training.progress import Silent
 
 DECAY = 0.8
 
@@ -67,7 +66,7 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config(average=DECAY, recalibrate=2), tmp_path / "cut", progress=Interrupt(epoch=2))
     resumed, _ = run(config(average=DECAY, recalibrate=2), tmp_path / "cut")
-    assert figures(resumed) == figures(whole)
+    assert numbers(resumed) == numbers(whole)
 
 
 def test_generators_have_an_average_too(tmp_path):
@@ -92,7 +91,7 @@ def test_frozen_weights_stay_frozen():
     model[0].weight.requires_grad_(False)
     source = Resident(DIGITS, 64, device="cpu")
     for decay in (0.0, DECAY):
-        ClassifierTraining(config(average=decay), model, source, torch.device("cpu"))
+        ClassifierLoop(config(average=decay), model, source, torch.device("cpu"))
         assert not model[0].weight.requires_grad
         assert model[1].weight.requires_grad
 

@@ -5,14 +5,13 @@ import functools
 
 import pytest
 import torch
-from run_helpers import DIGITS, Interrupt, build, config, figures, run, same, weights
+from run_helpers import DIGITS, Interrupt, build, config, numbers, run, same, weights
 
-from mixnorm_lab.config import catalog
-from mixnorm_lab.config import presets as settings
+from mixnorm_lab.config import catalog, presets
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.resident import Resident
+from mixnorm_lab.training.classifier import ClassifierStep
 from mixnorm_lab.training.not_finite import NotFinite
-from mixnorm_lab.training.step import TrainingStep
 from mixnorm_lab.training.team import Team
 
 
@@ -26,7 +25,7 @@ def quickly(monkeypatch):
 def test_a_compiled_run_is_the_same_run(tmp_path, quickly):
     plain, model = run(config(recalibrate=2), tmp_path / "plain")
     made, compiled = run(config(recalibrate=2, compile=True), tmp_path / "compiled")
-    for ours, theirs in zip(figures(made), figures(plain), strict=True):
+    for ours, theirs in zip(numbers(made), numbers(plain), strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-4)
         assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-3)
     assert weights(compiled).keys() == weights(model).keys()
@@ -37,7 +36,7 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path, quickly):
     with pytest.raises(KeyboardInterrupt):
         run(config(compile=True), tmp_path / "cut", progress=Interrupt(epoch=2))
     resumed, again = run(config(compile=True), tmp_path / "cut")
-    assert figures(resumed) == figures(whole)
+    assert numbers(resumed) == numbers(whole)
     assert same(weights(again), weights(model))
 
 
@@ -64,7 +63,7 @@ def test_generators_and_teams_are_not_compiled():
     source = Resident(DIGITS, 64, device="cpu")
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ValueError, match="several processes that train together are not compiled: leave --compile out"):
-        TrainingStep(model, optimizer, source, device=torch.device("cpu"), bf16=False, team=Team(size=2), compiled=True)
+        ClassifierStep(model, optimizer, source, device=torch.device("cpu"), bf16=False, team=Team(size=2), compiled=True)
 
 
 def test_a_configuration_says_so_only_where_it_is():
@@ -72,7 +71,7 @@ def test_a_configuration_says_so_only_where_it_is():
         assert RunConfig.from_json(one.to_json()) == one
         assert ("compile" in one.to_json()) == one.compile
     assert config().identity() != config(compile=True).identity()
-    assert dataclasses.replace(settings.DIGITS, compile=True).run("a", 0, mixture=True).compile
+    assert dataclasses.replace(presets.DIGITS, compile=True).run("a", 0, mixture=True).compile
 
 
 @pytest.mark.slow
@@ -86,7 +85,7 @@ def test_the_whole_compiler(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_compiled_step_is_captured(tmp_path):
     torch._dynamo.reset()
-    options = {"mixture": settings.Mixture(("1",), {"num_components": 2}), "epochs": 6}
+    options = {"mixture": presets.Mixture(("1",), {"num_components": 2}), "epochs": 6}
     plain, _ = run(config(**options), tmp_path / "plain", device="cuda")
     made, _ = run(config(**options, compile=True), tmp_path / "compiled", device="cuda")
     for ours, theirs in zip(made.epochs, plain.epochs, strict=True):

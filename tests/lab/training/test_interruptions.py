@@ -10,13 +10,13 @@ import time
 import pytest
 import run_helpers
 import torch
-from run_helpers import Interrupt, build, config, figures, lines, run, same, weights
+from run_helpers import Interrupt, build, config, lines, numbers, run, same, weights
 from torch import nn
 
-from mixnorm_lab.config import run_config as settings
-from mixnorm_lab.launch.display import Silent
+from mixnorm_lab.config import run_config
 from mixnorm_lab.storage import checkpoint, records
 from mixnorm_lab.storage.lock import locked, wait_until_free
+from mixnorm_lab.training.progress import Silent
 
 EPOCHS = 16  # of the runs that are interrupted
 
@@ -28,7 +28,7 @@ def uninterrupted(tmp_path_factory):
     torch.set_num_threads(1)
     record, model = run(config(epochs=EPOCHS), tmp_path_factory.mktemp("run"))
     torch.set_num_threads(threads)
-    return figures(record), weights(model)
+    return numbers(record), weights(model)
 
 
 @pytest.mark.parametrize("moment", [1, 4, 17, 45])
@@ -38,7 +38,7 @@ def test_an_interrupted_run_resumes_to_the_same_bit(moment, tmp_path, uninterrup
     # Other initial weights: those of the run are in its checkpoint.
     record, model = run(config(epochs=EPOCHS), tmp_path, model=build(config(), seed=9))
     assert record.finished
-    assert (figures(record), True) == (uninterrupted[0], same(weights(model), uninterrupted[1]))
+    assert (numbers(record), True) == (uninterrupted[0], same(weights(model), uninterrupted[1]))
     # Ctrl-C costs no more than its epoch.
     assert [line["epoch"] for line in lines(tmp_path) if line["kind"] == "resume"] == [(moment - 1) // 4]
 
@@ -58,7 +58,7 @@ def test_a_killed_run_resumes_to_the_same_bit(tmp_path, uninterrupted):
         process.wait()
     assert not records.read(path).finished
     record, model = run(config(epochs=EPOCHS), tmp_path)
-    assert figures(record) == uninterrupted[0]
+    assert numbers(record) == uninterrupted[0]
     assert same(weights(model), uninterrupted[1])
     assert any(line["kind"] == "resume" and line["epoch"] >= 2 for line in lines(tmp_path))
 
@@ -76,7 +76,7 @@ def test_sigterm_leaves_a_folder_that_can_be_used(tmp_path, uninterrupted):
     assert signal.getsignal(signal.SIGTERM) is before
     assert records.read(tmp_path / records.NAME).reason == "interrupted"
     record, model = run(config(epochs=EPOCHS), tmp_path)
-    assert figures(record) == uninterrupted[0]
+    assert numbers(record) == uninterrupted[0]
     assert same(weights(model), uninterrupted[1])
 
 
@@ -115,7 +115,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"another configuration \(.*optimizer.lr: 0.005, not 0.1.*\): choose another folder"
     ):
-        run(config(optimizer=settings.Optimizer("rmsprop", 0.1, 2e-5)), tmp_path)
+        run(config(optimizer=run_config.Optimizer("rmsprop", 0.1, 2e-5)), tmp_path)
     assert (tmp_path / records.NAME).read_bytes() == content
 
 
@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_says_what_to_do_which_works(tmp_path):
         run(config(), folder)
     path.unlink()
     record, _ = run(config(), folder)
-    assert figures(record) == figures(whole)
+    assert numbers(record) == numbers(whole)
     assert [line["epoch"] for line in lines(folder) if line["kind"] == "resume"] == [2]
 
 
@@ -233,5 +233,5 @@ def test_a_disk_that_fills_up_loses_nothing(call, tmp_path, monkeypatch, uninter
         with pytest.raises(OSError, match=r"cannot be written \(No space left on device\).*make room"):
             run(config(epochs=EPOCHS), tmp_path, checkpoint_seconds=0)
     record, model = run(config(epochs=EPOCHS), tmp_path)
-    assert figures(record) == uninterrupted[0]
+    assert numbers(record) == uninterrupted[0]
     assert same(weights(model), uninterrupted[1])

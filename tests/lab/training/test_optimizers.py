@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixnorm_lab.config import run_config as settings
+from mixnorm_lab.config import run_config
 from mixnorm_lab.training.optimizers import align_gradients, build_optimizer, set_rate
 
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ def test_rmsprop_is_the_rule_of_the_papers_framework():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
     parameter = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build_optimizer([parameter], settings.Optimizer("rmsprop", 0.01, 0.1, smoothing=0.8), CPU)
+    optimizer = build_optimizer([parameter], run_config.Optimizer("rmsprop", 0.01, 0.1, smoothing=0.8), CPU)
     p, ms = start.copy(), np.zeros(7)
     for g in gradients:
         g = g + 0.1 * p
@@ -38,7 +38,7 @@ def test_nesterov_looks_ahead():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
     parameter = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build_optimizer([parameter], settings.Optimizer("nesterov", 0.01, 0.1, momentum=0.8), CPU)
+    optimizer = build_optimizer([parameter], run_config.Optimizer("nesterov", 0.01, 0.1, momentum=0.8), CPU)
     p, v = start.copy(), np.zeros(7)
     for g in gradients:
         g = g + 0.1 * p
@@ -49,14 +49,14 @@ def test_nesterov_looks_ahead():
 
 def test_adams_first_step_is_the_learning_rate():
     parameter = nn.Parameter(torch.zeros(3))
-    build = build_optimizer([parameter], settings.Optimizer("adam", 0.01), CPU)
+    build = build_optimizer([parameter], run_config.Optimizer("adam", 0.01), CPU)
     moved = train_on_numbers(build, parameter, np.array([[5.0, -0.1, 2.0]], dtype=np.float32))
     np.testing.assert_allclose(moved, [-0.01, 0.01, -0.01], rtol=1e-5)
 
 
 def test_parameters_that_do_not_train_are_left_out_and_the_rate_can_change():
     frozen, parameter = nn.Parameter(torch.ones(1), requires_grad=False), nn.Parameter(torch.ones(1))
-    optimizer = build_optimizer([frozen, parameter], settings.Optimizer("nesterov", 0.5, momentum=0.0), CPU)
+    optimizer = build_optimizer([frozen, parameter], run_config.Optimizer("nesterov", 0.5, momentum=0.0), CPU)
     set_rate(optimizer, 0.25)
     parameter.grad = torch.ones(1)
     optimizer.step()

@@ -4,20 +4,20 @@ import threading
 
 import pytest
 import torch
-from run_helpers import DIGITS, Interrupt, build, config, figures, lines, run, same, weights
+from run_helpers import DIGITS, Interrupt, build, config, lines, numbers, run, same, weights
 from torch import nn
 
-from mixnorm_lab.config import run_config as settings
+from mixnorm_lab.config import run_config
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Loaders
-from mixnorm_lab.launch.display import Silent
 from mixnorm_lab.storage import records
+from mixnorm_lab.training.classifier import evaluate
 from mixnorm_lab.training.not_finite import NotFinite
-from mixnorm_lab.training.step import evaluate
+from mixnorm_lab.training.progress import Silent
 
 
 def test_the_schedule_is_followed(tmp_path):
-    record, _ = run(config(schedule=settings.Schedule("step", factor=0.1, at=(0.5, 0.75))), tmp_path)
+    record, _ = run(config(schedule=run_config.Schedule("step", factor=0.1, at=(0.5, 0.75))), tmp_path)
     assert [row["learning_rate"] for row in record.epochs] == pytest.approx([0.005, 0.005, 0.0005, 0.00005])
 
 
@@ -48,7 +48,7 @@ def test_it_learns_digits_and_records_it(tmp_path):
 
 @pytest.mark.parametrize(("name", "rate"), [("nesterov", 0.1), ("adam", 0.01)])
 def test_the_other_optimizers_learn_too(name, rate, tmp_path):
-    record, _ = run(config(optimizer=settings.Optimizer(name, rate), mixture=None), tmp_path, source=digits())
+    record, _ = run(config(optimizer=run_config.Optimizer(name, rate), mixture=None), tmp_path, source=digits())
     assert record.epochs[-1]["train_loss"] < 0.7 * record.epochs[0]["train_loss"]
 
 
@@ -69,11 +69,11 @@ def test_what_is_recorded_is_what_a_plain_evaluation_gives(tmp_path):
 
 
 def test_recalibration_does_not_disturb_the_training(tmp_path):
-    pooled = settings.Mixture(("1",), {"num_components": 2, "backend": "reference", "inference": "pooled"})
+    pooled = run_config.Mixture(("1",), {"num_components": 2, "backend": "reference", "inference": "pooled"})
     plain, model = run(config(mixture=pooled), tmp_path / "plain")
     both, recalibrated = run(config(mixture=pooled, recalibrate=3), tmp_path / "both")
     assert same(weights(model), weights(recalibrated))
-    for ours, theirs in zip(figures(plain), figures(both), strict=True):
+    for ours, theirs in zip(numbers(plain), numbers(both), strict=True):
         assert ours["test_loss"] == theirs["test_loss"]
         assert theirs["recalibrated_loss"] != theirs["test_loss"]
         assert ours["recalibrated_loss"] is None
@@ -82,10 +82,10 @@ def test_recalibration_does_not_disturb_the_training(tmp_path):
 def test_the_same_seed_gives_the_same_run_and_another_another(tmp_path):
     runs = [run(config(seed=seed), tmp_path / str(number)) for number, seed in enumerate((1, 1, 2))]
     (first, a), (again, b), (other, c) = runs
-    assert figures(first) == figures(again)
+    assert numbers(first) == numbers(again)
     assert same(weights(a), weights(b))
     assert not same(weights(a), weights(c))
-    assert figures(first) != figures(other)
+    assert numbers(first) != numbers(other)
 
 
 # --- a loss that is not finite ------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_an_output_that_is_not_a_number_is_an_error_whatever_the_label():
 
 def test_a_learning_rate_that_is_too_large(tmp_path):
     with pytest.raises(NotFinite, match=r"began at step \d+ with .*: use a learning rate smaller than 1e\+30"):
-        run(config(optimizer=settings.Optimizer("nesterov", 1e30), mixture=None), tmp_path)
+        run(config(optimizer=run_config.Optimizer("nesterov", 1e30), mixture=None), tmp_path)
 
 
 # --- a user's own loaders -----------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_loaders_train_and_resume_to_the_same_bit(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(config(recalibrate=2), tmp_path / "cut", source=loaders(), progress=Interrupt(15))
     record, resumed = run(config(recalibrate=2), tmp_path / "cut", source=loaders())
-    assert figures(record) == figures(whole)
+    assert numbers(record) == numbers(whole)
     assert same(weights(model), weights(resumed))
 
 
@@ -272,9 +272,9 @@ def test_it_runs_in_a_thread(tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", ["rmsprop", "nesterov", "adam"])
-@pytest.mark.parametrize("mixture", [None, settings.Mixture(("1",), {"num_components": 2})])
+@pytest.mark.parametrize("mixture", [None, run_config.Mixture(("1",), {"num_components": 2})])
 def test_a_captured_run_follows_the_eager_one(name, mixture, tmp_path):
-    options = {"optimizer": settings.Optimizer(name, 0.002), "mixture": mixture, "epochs": 6, "recalibrate": 2}
+    options = {"optimizer": run_config.Optimizer(name, 0.002), "mixture": mixture, "epochs": 6, "recalibrate": 2}
     eager, _ = run(config(**options), tmp_path / "cpu")
     captured, _ = run(config(**options), tmp_path / "cuda", device="cuda")
     for ours, theirs in zip(captured.epochs, eager.epochs, strict=True):
@@ -290,4 +290,4 @@ def test_a_captured_run_follows_the_eager_one(name, mixture, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_loss_that_is_not_finite_is_found_after_the_epoch(tmp_path):
     with pytest.raises(NotFinite, match="is not finite, which began at step"):
-        run(config(optimizer=settings.Optimizer("nesterov", 1e30), mixture=None), tmp_path, device="cuda")
+        run(config(optimizer=run_config.Optimizer("nesterov", 1e30), mixture=None), tmp_path, device="cuda")

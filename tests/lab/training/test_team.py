@@ -11,8 +11,8 @@ from team_helpers import CASES, FINISHED, INTERRUPTED, NOT_FINITE
 
 from mixnorm_lab.config.run_config import Gan
 from mixnorm_lab.data import Resident
+from mixnorm_lab.launch import torchrun
 from mixnorm_lab.storage import records
-from mixnorm_lab.training import team
 from mixnorm_lab.training.build import check_shared
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
@@ -95,15 +95,15 @@ def test_what_ranks_cannot_train(changes, sentence):
 def test_each_process_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert team.own_device(torch.device("cuda")) == torch.device("cuda:1")
-    assert team.own_device(torch.device("cpu")) == torch.device("cpu")
+    assert torchrun.own_device(torch.device("cuda")) == torch.device("cuda:1")
+    assert torchrun.own_device(torch.device("cpu")) == torch.device("cpu")
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(ValueError, match="more processes than GPUs here: start torchrun with --nproc-per-node 2"):
-        team.own_device(torch.device("cuda"))
+        torchrun.own_device(torch.device("cuda"))
 
 
 def test_a_process_that_torchrun_did_not_start_is_alone():
-    with team.joined(torch.device("cpu")) as found:
+    with torchrun.joined(torch.device("cpu")) as found:
         assert found == ALONE
     value = {"a": torch.ones(2)}
     assert found.from_first(value) is value

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, partner, reached, target, values
-from mixnorm_lab.reports.tables.table import Measured
+from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.storage.records import Record
 
 
@@ -146,6 +146,24 @@ def _difference(
 def is_within(difference: Measured) -> bool:
     """Whether a difference is smaller than its spread over the seeds."""
     return difference.mean is not None and difference.deviation is not None and abs(difference.mean) < difference.deviation
+
+
+def verdict(measured: Measured, words: tuple[str, str] = ("higher", "lower")) -> str:
+    """A difference in words: whether it is larger than its spread and, if so, how it compares with the paper's."""
+    if measured.mean is None:
+        return ""
+    if measured.n < measured.of:
+        return f"in {measured.n} of {measured.of} runs only"
+    if measured.deviation is None:
+        return "of one seed"
+    if abs(measured.mean) <= measured.deviation:
+        return "inside the spread"
+    text = words[0] if measured.mean > 0 else words[1]
+    if not isinstance(measured.paper, (int, float)):
+        return text
+    beyond = abs(measured.mean - measured.paper) > measured.deviation
+    compared = ("more than in the paper" if measured.mean > measured.paper else "less than in the paper") if beyond else ""
+    return f"{text}, {compared or 'as in the paper'}"
 
 
 def _less(ours: Measured, theirs: Measured) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,47 +10,17 @@ import numpy as np
 
 from mixnorm_lab.reports.model.comparison import compare
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, partner, values
-from mixnorm_lab.reports.plots.panels import BLUE, DASHES, Panel, panels, slug, styles
+from mixnorm_lab.reports.plots.panels import Panel, panels, styles
+from mixnorm_lab.reports.plots.style import BLUE, DASHES, FORMATS, LAYERS, STYLE, Picture, new_figure, save, slug
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#333333"
-LAYERS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#555555")
-STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titlepad": 10,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#e6e6e6",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.6,
-    "svg.hashsalt": "mixnorm",
-}
-SIZE = (4.8, 3.5)  # inches: text stays readable at the width of a phone
 WINDOW = 10  # epochs, the paper's
 MOST_LINES = 14  # layers that have a line each in one picture
 
-FORMATS = ("png", "svg")
 # What a picture shows: a figure of every epoch, the best so far against steps or seconds, or the components in use.
 KINDS = (PLAIN, RECALIBRATED, "steps", "train_seconds", "train_error", "train_loss", "test_loss", "components")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """Two files in a folder, ``name.png`` and ``name.svg``, and what to say about them. ``wide``: as wide as the page."""
-
-    name: str
-    title: str
-    caption: str
-    wide: bool = False
 
 
 def draw(
@@ -69,15 +38,6 @@ def draw(
                 made += [drawn for group in family.groups if (drawn := components(group)) is not None]
         save(made, folder, formats)
     return [picture for picture, _ in made]
-
-
-def save(made: Sequence[tuple[Picture, Figure]], folder: Path, formats: Sequence[str] = FORMATS) -> None:
-    """Writes the files of each picture, the same bytes each time."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for picture, figure in made:
-        for kind in formats:
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(folder / f"{picture.name}.{kind}", dpi=200, facecolor="white", metadata=metadata)
 
 
 def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]]:
@@ -220,20 +180,6 @@ def _components_map(title: str, layers: list[str], x: np.ndarray, used: np.ndarr
     shown = axis.imshow(used, aspect="auto", extent=extent, vmin=1, vmax=top, cmap="YlOrBr", interpolation="nearest")
     figure.colorbar(shown, ax=axis, label="components in use", ticks=range(1, int(top) + 1))
     return f"A row is a mixture norm, from {layers[0]} above to {layers[-1]} below.", figure
-
-
-def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=SIZE, layout="constrained")
-    axis = figure.add_subplot()
-    axis.set_title(title.replace("$", r"\$"), color=INK, wrap=True)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
-    if x == "epoch":
-        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    return figure, axis
 
 
 def _over_seeds(group: Group, key: str, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

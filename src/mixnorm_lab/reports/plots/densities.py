@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mixnorm_lab.inspect.norm_inputs import COLUMNS, Density, LayerDensities, weighted_densities
+from mixnorm_lab.inspect.densities import COLUMNS, Density, LayerDensities, weighted_densities
 from mixnorm_lab.reports.model.groups import families
-from mixnorm_lab.reports.plots.curves import FORMATS, INK, LAYERS, STYLE, Picture, components, save
-from mixnorm_lab.reports.plots.panels import BLUE, ORANGES, slug
+from mixnorm_lab.reports.plots.curves import components
+from mixnorm_lab.reports.plots.style import BLUE, FORMATS, INK, LAYERS, ORANGES, STYLE, Picture, save, slug
 from mixnorm_lab.storage.records import Record
-from mixnorm_lab.training.mixtures import SILENT, STAGES, lively, snapshot_epochs, spread
+from mixnorm_lab.storage.snapshots import SILENT, STAGES, lively, snapshot_epochs, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,6 @@ STEPS = np.linspace(-3.5, 3.5, 57)  # deviations from its mean, where every comp
 MIN_VARIANCE = 1e-12
 SPIKES = " Spikes are cut off."
 HARDLY_VARY = f" Channels that hardly vary, with less than {SILENT:.0%} of the largest deviation, are left out."
-FOLDER = "inspection"  # in the folder of a run
 
 
 def write(

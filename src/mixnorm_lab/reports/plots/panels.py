@@ -1,25 +1,15 @@
-"""Which curves belong in one picture, what they are called and how they look. Batch norm is blue, mixture norm orange."""
+"""Which curves belong in one picture, what they are called and how they look."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mixnorm import MixtureNorm2d
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model.groups import Family, Group, partner
-
-BLUE = "#4477aa"
-ORANGES = ("#ee7733", "#8a3a0e", "#f5b48a", "#c2570c", "#5c2405")
-DASHES: Any = (
-    "-",
-    (0, (4, 1.5)),
-    (0, (1, 1)),
-    (0, (5, 1, 1, 1)),
-)  # one for each batch norm, and the mixture norms beside it
+from mixnorm_lab.reports.plots.style import BLUE, DASHES, ORANGES, slug
 
 
 @dataclass(frozen=True)
@@ -33,13 +23,13 @@ class Panel:
 
 
 def panels(families: Sequence[Family]) -> list[Panel]:
-    """The paper's figures for runs that the catalog knows, and for others one for each batch norm."""
+    """The paper's panels for runs that the catalog knows, and for others one for each batch norm."""
     found = []
     everything = [group for family in families for group in family.groups if group.runs]
-    for figure, title in catalog.FIGURES.items():
-        groups = _shown_in(figure, [group for group in everything if figure in _figures(group)])
-        if groups and figure != "components":
-            found.append(Panel(slug(figure), title, tuple(groups), tuple(_paper_label(group, figure) for group in groups)))
+    for panel, title in catalog.PANELS.items():
+        groups = _shown_in(panel, [group for group in everything if panel in _panels_of(group)])
+        if groups and panel != "components":
+            found.append(Panel(slug(panel), title, tuple(groups), tuple(_paper_label(group, panel) for group in groups)))
     for family in families:
         others = [group for group in family.groups if group.runs and group.name not in catalog.EXPERIMENTS]
         bases = list(dict.fromkeys(id(partner(group, family.groups)) for group in others))
@@ -51,38 +41,34 @@ def panels(families: Sequence[Family]) -> list[Panel]:
     return found
 
 
-def _figures(group: Group) -> tuple[str, ...]:
-    """The figures that a group is a curve of; those are of test images."""
-    return () if group.config.validation else catalog.figures(group.name)
+def _panels_of(group: Group) -> tuple[str, ...]:
+    """The panels of the catalog that a group is a curve of; those are of test images."""
+    return () if group.config.validation else catalog.panels_of(group.name)
 
 
-def _shown_in(figure: str, groups: list[Group]) -> list[Group]:
-    """Averaged weights have figures of their own, and stand in the paper's only where nothing else does."""
-    if figure.startswith(("averaged/", "best/")):
-        return [group for group in groups if bool(group.config.average) == figure.startswith("averaged/")]
+def _shown_in(panel: str, groups: list[Group]) -> list[Group]:
+    """Averaged weights have panels of their own, and stand in the paper's only where nothing else does."""
+    if panel.startswith(("averaged/", "best/")):
+        return [group for group in groups if bool(group.config.average) == panel.startswith("averaged/")]
     plain = {group.name for group in groups if not group.config.average}
     return [group for group in groups if not group.config.average or group.name not in plain]
 
 
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-
-
-def _paper_label(group: Group, figure: str) -> str:
+def _paper_label(group: Group, panel: str) -> str:
     mixture = group.config.mixture
-    if figure.startswith("averaged/"):
+    if panel.startswith("averaged/"):
         return _name(group) if mixture is None else _inference(mixture.options)
     differing = group.label.removesuffix(")").partition(" (")[2]
     name = "recommended form" if group.name.startswith("best/") else _name(group)
     extra = [setting for setting in differing.split(", ") if setting and not setting.startswith("average:")]
     name = ", ".join([name, *extra, *(["weights averaged"] if group.config.average else [])])
-    if figure == "densenet":
+    if panel == "densenet":
         name = f"{group.config.model.rpartition('-')[0].replace('densenet', 'DenseNet')} {name}"
-    if figure == "inception-v3/nesterov":
+    if panel == "inception-v3/nesterov":
         return f"{'BN' if mixture is None else 'MN'}, drops × {group.config.schedule.factor:g}"
-    if mixture is not None and figure == "cifar-cnn/em-iterations":
+    if mixture is not None and panel == "cifar-cnn/em-iterations":
         return f"{name}: EM iter. {mixture.options['em_iters']}"
-    if mixture is not None and figure == "cifar-cnn/layers":
+    if mixture is not None and panel == "cifar-cnn/layers":
         return f"{name}: {' + '.join(mixture.layers)}"
     return name
 
@@ -93,6 +79,8 @@ def _name(group: Group) -> str:
 
 
 def _inference(options: Mapping[str, Any]) -> str:
+    from mixnorm import MixtureNorm2d  # here, for it loads torch, which other reports need not wait for
+
     layer = inspect.signature(MixtureNorm2d).parameters
     way, history = (options.get(name, layer[name].default) for name in ("inference", "history"))
     return f"mixture norm in all layers, {way}, T = {history}"

@@ -8,22 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixnorm_lab.config import catalog
-from mixnorm_lab.generators.features import CLASSIFIER
-from mixnorm_lab.generators.plane import Result
 from mixnorm_lab.reports.model import groups
+from mixnorm_lab.reports.model.generators import FRESH_DISTANCE
+from mixnorm_lab.reports.model.generators import title as distance_title
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group
-from mixnorm_lab.reports.plots import curves as figures
-from mixnorm_lab.reports.plots import densities as inspection
-from mixnorm_lab.reports.plots.curves import Picture
-from mixnorm_lab.reports.plots.panels import slug
+from mixnorm_lab.reports.plots import curves, densities, distance_curves, plane_points
+from mixnorm_lab.reports.plots.style import Picture, slug
 from mixnorm_lab.reports.render import markdown
 from mixnorm_lab.reports.render.report import READING, REFILLED, Report, Section
-from mixnorm_lab.reports.tables import claims, cost, details, inference
-from mixnorm_lab.reports.tables import generators as gan
-from mixnorm_lab.reports.tables import plane as modes
+from mixnorm_lab.reports.tables import claims, cost, details, distances, inference, plane_scores
 from mixnorm_lab.reports.tables.inference import Evaluation
 from mixnorm_lab.reports.tables.results import accuracies, speed
+from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
+from mixnorm_lab.storage.plane_results import Result
 from mixnorm_lab.storage.records import Record
 
 FINDINGS = "findings.md"  # beside the records: what people say of them, under the titles of the sections
@@ -31,7 +29,7 @@ TITLE = "Mixture norm, measured again"
 FORMAT = "svg"  # small, and the same bytes each time
 KINDS = (PLAIN, RECALIBRATED, "steps", "train_loss", "test_loss")  # the curves that are shown
 COST, INSIDE, EVERY_RUN = "What it costs", "Inside the training", "Every run"
-# Runs in a folder of this name had the device for themselves: their seconds count, and their figures stand elsewhere.
+# Runs in a folder of this name had the device for themselves: their seconds count, and their other numbers stand elsewhere.
 ALONE, BY_ITSELF = "alone", "Seconds of runs that had the GPU for themselves"
 
 
@@ -71,15 +69,15 @@ def assemble(
     generators = groups.families(record for record in records if record.config.gan is not None)
     sections = [_measured(family, pictures) for family in families if not family.validation]
     for family in generators:
-        drawn = gan.draw([family], pictures, (FORMAT,))
-        tables = (gan.distances(family), gan.evaluations(family), gan.evaluations(family, gan.FRESH))
+        drawn = distance_curves.draw([family], pictures, (FORMAT,))
+        tables = (distances.distances(family), distances.evaluations(family), distances.evaluations(family, FRESH_DISTANCE))
         there = tuple(table for table in tables if table.rows)
-        sections.append(Section(gan.title(family), (), there, tuple(drawn), commands=commands(family)))
+        sections.append(Section(distance_title(family), (), there, tuple(drawn), commands=commands(family)))
     for data, results in points.items():
-        made = modes.draw(data, results, pictures, (FORMAT,))
+        made = plane_points.draw(data, results, pictures, (FORMAT,))
         seeds = len({result.seed for result in results})
         again = f"mixnorm compare --task gan --data {data} --seeds {seeds}"
-        sections.append(Section(f"The {data}", (), (modes.table(data, results),), (made,), commands=(again,)))
+        sections.append(Section(f"The {data}", (), (plane_scores.table(data, results),), (made,), commands=(again,)))
     sections += [_chosen(family) for family in families if family.validation]
     if evaluations:
         sections.append(
@@ -119,7 +117,7 @@ def _measured(family: Family, folder: Path) -> Section:
     if any(group.has(RECALIBRATED) for group in family.groups):
         tables += [accuracies(family, RECALIBRATED), speed(done, RECALIBRATED)]
         tables += [claims.early_lead(family), claims.staleness(family)]
-    drawn = figures.draw([family], folder, KINDS, (FORMAT,))
+    drawn = curves.draw([family], folder, KINDS, (FORMAT,))
     return Section(family.title, (), tuple(table for table in tables if table.rows), tuple(drawn), commands=commands(family))
 
 
@@ -138,7 +136,7 @@ def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
     """The runs that ``mixnorm inspect`` has looked at: densities, and the components over the training."""
     found: list[Picture] = []
     for run in (run for family in families for group in family.groups for run in group.runs):
-        looked_at = [] if run.path is None else sorted((run.path.parent / inspection.FOLDER).glob("densities-*.svg"))
+        looked_at = [] if run.path is None else sorted((run.path.parent / INSPECTION).glob("densities-*.svg"))
         if not looked_at:
             continue
         name = run.config.name
@@ -147,7 +145,7 @@ def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
             found.append(Picture(path.stem, f"Densities before and after the norms: {name}", "", wide=True))
         names = [layer for epoch in run.epochs for layer in epoch["mixtures"] or ()]
         seen = next((layer for layer in names if looked_at[0].stem == f"densities-{slug(layer)}"), None)
-        found += inspection.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
+        found += densities.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
     return found
 
 
@@ -159,7 +157,7 @@ def commands(family: Family) -> tuple[str, ...]:
             by_settings.setdefault(_options(group), []).append(group.name)
     made = [" ".join(["mixnorm reproduce", *_patterns(names), *options]) for options, names in by_settings.items()]
     needs_features = any(group.config.gan is not None for group in family.groups)
-    return (f"mixnorm reproduce {CLASSIFIER}", *made) if needs_features else tuple(made)
+    return (f"mixnorm reproduce {catalog.FEATURE_CLASSIFIER}", *made) if needs_features else tuple(made)
 
 
 def _options(group: Group) -> tuple[str, ...]:
@@ -169,7 +167,7 @@ def _options(group: Group) -> tuple[str, ...]:
     told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
     told += [f"--precision {config.precision}"] if config.precision != known.precision else []
     told += [f"--validation {config.validation:g}"] if config.validation else []
-    told += [f"--features runs/reproduce/{CLASSIFIER}/seed-0"] if config.gan is not None else []
+    told += [f"--features runs/reproduce/{catalog.FEATURE_CLASSIFIER}/seed-0"] if config.gan is not None else []
     told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
     told += [f"--average {config.average:g}"] if config.average else []
     told += ["--compile"] if config.compile else []

@@ -6,14 +6,14 @@ import base64
 from html import escape
 from pathlib import Path
 
-from mixnorm_lab.reports.plots.curves import Picture
+from mixnorm_lab.reports.plots.style import Picture
 from mixnorm_lab.reports.render.report import Report, Section
 
 
 def build(report: Report) -> str:
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     answers = "".join(f"<p>{escape(answer)}</p>" for answer in report.answers)
-    keys = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(figure)}</dd></div>" for figure, what in report.key_figures)
+    keys = "".join(f"<div><dt>{escape(what)}</dt><dd>{escape(number)}</dd></div>" for number, what in report.key_numbers)
     keys = f'<dl class="keys">{keys}</dl>' if keys else ""
     sections = "".join(_section(section, report.pictures) for section in report.sections)
     return (

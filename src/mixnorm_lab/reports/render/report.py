@@ -9,13 +9,11 @@ from pathlib import Path
 
 from mixnorm_lab.reports.model import comparison, groups
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family
-from mixnorm_lab.reports.plots import curves as figures
-from mixnorm_lab.reports.plots import densities as inspection
-from mixnorm_lab.reports.plots.curves import Picture
-from mixnorm_lab.reports.tables import cost, details
-from mixnorm_lab.reports.tables import generators as gan
-from mixnorm_lab.reports.tables import results as tables
+from mixnorm_lab.reports.plots import curves, densities, distance_curves
+from mixnorm_lab.reports.plots.style import Picture
+from mixnorm_lab.reports.tables import cost, details, distances, results
 from mixnorm_lab.reports.tables.table import Table
+from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
 from mixnorm_lab.storage.records import Record
 
@@ -50,13 +48,13 @@ class Report:
     """
     Args:
         answers: the result, a sentence or two for each comparison.
-        key_figures: (figure, what it is), where there is one comparison.
+        key_numbers: (number, what it is), where there is one comparison.
         pictures: the folder that holds the pictures' files.
     """
 
     title: str
     answers: tuple[str, ...]
-    key_figures: tuple[tuple[str, str], ...]
+    key_numbers: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...]
     pictures: Path
 
@@ -65,14 +63,14 @@ def assemble(
     records: Sequence[Record],
     *,
     title: str | None = None,
-    figures_dir: Path,
+    pictures_folder: Path,
     paper: bool = True,
     cost_rows: Sequence[Row] = (),
 ) -> Report:
     """Everything that records have to say. Draws the pictures.
 
     Args:
-        paper: whether the paper's figures stand beside ours.
+        paper: whether the paper's numbers stand beside ours.
         cost_rows: of ``mixnorm bench cost``, for the cost table.
     """
     families = groups.families(record for record in records if record.config.gan is None)
@@ -81,14 +79,14 @@ def assemble(
     made: list[Picture] = []
     missing: tuple[str, ...] = ()
     try:
-        pictures = figures.draw(families, figures_dir)
-        made = gan.draw(generators, figures_dir)
+        pictures = curves.draw(families, pictures_folder)
+        made = distance_curves.draw(generators, pictures_folder)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         missing = (NO_PICTURES,)
     sections = [_results(families, PLAIN, paper)]
-    told = tuple(found for family in generators if (found := gan.distances(family, paper)).rows)
+    told = tuple(found for family in generators if (found := distances.distances(family, paper)).rows)
     sections.append(Section("Generators", tables=told, pictures=tuple(made)))
     open_runs = details.unfinished([*families, *generators])
     if open_runs.rows:
@@ -98,7 +96,7 @@ def assemble(
     if any(group.has(RECALIBRATED) for family in families for group in family.groups):
         sections.append(_results(families, RECALIBRATED, paper))
     further = tuple(picture for picture in pictures if _is_further(picture))
-    inside = () if missing else tuple(_inside(families, figures_dir))
+    inside = () if missing else tuple(_inside(families, pictures_folder))
     sections.append(Section("Inside the training", pictures=further + inside))
     if any(row["benchmark"] == "cost" for row in cost_rows):
         sections.append(Section("What it costs", tables=(cost.table(cost_rows),)))
@@ -107,8 +105,8 @@ def assemble(
     sections.append(Section("Every run", tables=(details.runs(families),) if families else (), folded=True))
     sections.append(Section("Where the figures come from", tables=(details.environments(records),), folded=True))
     kept = tuple(section for section in sections if section.text or section.tables or section.pictures)
-    answers = (*(_answers(families) if families else ()), *gan.answers(generators))
-    return Report(title or _title([*families, *generators]), answers, _key_figures(families), kept, figures_dir)
+    answers = (*(_answers(families) if families else ()), *distances.answers(generators))
+    return Report(title or _title([*families, *generators]), answers, _key_numbers(families), kept, pictures_folder)
 
 
 def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
@@ -118,8 +116,8 @@ def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
     if len(mixtures) != 1:
         return []
     run = mixtures[0].runs[0]
-    found = inspection.draw(folder, record=run)
-    looked_at = [] if run.path is None else sorted((run.path.parent / inspection.FOLDER).glob("densities-*.svg"))
+    found = densities.draw(folder, record=run)
+    looked_at = [] if run.path is None else sorted((run.path.parent / INSPECTION).glob("densities-*.svg"))
     for path in looked_at:
         for file in (path, path.with_suffix(".png")):
             shutil.copyfile(file, folder / file.name)
@@ -135,7 +133,7 @@ def _results(families: Sequence[Family], key: str, paper: bool) -> Section:
     found: list[Table] = []
     for family in families:
         if any(group.has(key) for group in family.groups):
-            found += [tables.accuracies(family, key, paper), tables.speed(family, key, paper)]
+            found += [results.accuracies(family, key, paper), results.speed(family, key, paper)]
     text = (READING,) if key == PLAIN else (REFILLED, *comparison.answers(families, key))
     return Section("Results" if key == PLAIN else "Results with refilled statistics", text if found else (), tuple(found))
 
@@ -162,7 +160,7 @@ def _answers(families: Sequence[Family]) -> list[str]:
     return found
 
 
-def _key_figures(families: Sequence[Family]) -> tuple[tuple[str, str], ...]:
+def _key_numbers(families: Sequence[Family]) -> tuple[tuple[str, str], ...]:
     made = [found for family in families for found in comparison.best_comparisons(family)]
     if len(made) != 1:
         return ()

@@ -8,17 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from mixnorm_lab.config import catalog
-from mixnorm_lab.reports.model.comparison import compare, lead, lead_at_the_end, saved_steps
+from mixnorm_lab.reports.model.comparison import compare, lead, lead_at_the_end, saved_steps, verdict
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, accuracy, partner, quarters, values
-from mixnorm_lab.reports.tables.results import CUT_OFF, RUN, SEEDS, paper_figures, paper_speed, seeds
-from mixnorm_lab.reports.tables.table import Column, Measured, Table, Value, text_column
+from mixnorm_lab.reports.model.measured import Measured
+from mixnorm_lab.reports.model.paper import paper_numbers, paper_speed
+from mixnorm_lab.reports.tables.results import CUT_OFF, RUN, SEEDS, seeds
+from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
 
 SPREAD = (
     "The spread is one standard deviation of the differences, seed by seed. Higher and lower, fewer and more are by more "
     "than it, which chance alone does about once in four times with three seeds, and once in eleven with five."
 )
 CLOSE = 0.5  # points
-OURS = ("best/", "averaged/")  # figures of what the paper does not have
+OURS = ("best/", "averaged/")  # panels of what the paper does not have
 
 
 def claims(family: Family) -> Table:
@@ -70,7 +72,7 @@ def in_short(families: Sequence[Family]) -> Table:
     rows: list[dict[str, Value]] = []
     for family in families:
         whole = [group for group, _ in _compared(family) if group.finished]
-        ours = [group for group in whole if any(figure.startswith(OURS) for figure in catalog.figures(group.name))]
+        ours = [group for group in whole if any(panel.startswith(OURS) for panel in catalog.panels_of(group.name))]
         wanted = {group.label for group in ours or whole}
         where = f"{family.model}, {family.data}, {family.epochs} epochs"
         rows += [{**row, "where": where} for row in claims(family).rows if row["run"] in wanted]
@@ -89,7 +91,7 @@ def early_lead(family: Family) -> Table:
     ]
     rows = []
     for group, base in _compared(family):
-        ours, theirs = (paper_figures(one).get("accuracy", {}).get(quarter) for one in (group, base))
+        ours, theirs = (paper_numbers(one).get("accuracy", {}).get(quarter) for one in (group, base))
         said = None if ours is None or theirs is None else ours - theirs
         plain = replace(lead(group, base, PLAIN, quarter), paper=said)
         row: dict[str, Value] = {"run": group.label, PLAIN: plain, "plain_is": verdict(plain)}
@@ -121,24 +123,6 @@ def staleness(family: Family) -> Table:
 def _worth(group: Group, epoch: int) -> Measured:
     both = [(accuracy(run, RECALIBRATED, epoch), accuracy(run, PLAIN, epoch)) for run in group.until(epoch)]
     return Measured.over(None if refilled is None or plain is None else refilled - plain for refilled, plain in both)
-
-
-def verdict(measured: Measured, words: tuple[str, str] = ("higher", "lower")) -> str:
-    """A difference in words: whether it is larger than its spread and, if so, how it compares with the paper's."""
-    if measured.mean is None:
-        return ""
-    if measured.n < measured.of:
-        return f"in {measured.n} of {measured.of} runs only"
-    if measured.deviation is None:
-        return "of one seed"
-    if abs(measured.mean) <= measured.deviation:
-        return "inside the spread"
-    text = words[0] if measured.mean > 0 else words[1]
-    if not isinstance(measured.paper, (int, float)):
-        return text
-    beyond = abs(measured.mean - measured.paper) > measured.deviation
-    compared = ("more than in the paper" if measured.mean > measured.paper else "less than in the paper") if beyond else ""
-    return f"{text}, {compared or 'as in the paper'}"
 
 
 def _compared(family: Family) -> list[tuple[Group, Group]]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mixnorm_lab.bench import goals
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
-from mixnorm_lab.storage.measurements import Row
+from mixnorm_lab.storage.measurements import Row, is_base
 
 
 def table(rows: Sequence[Row] = ()) -> Table:
@@ -57,7 +56,7 @@ def _measured(rows: Sequence[Row]) -> dict[tuple[str, str], dict[tuple[int, int,
         if row["benchmark"] != "cost" or not row["time_ms"]:
             continue
         batch = row["m"] // 64  # 8×8 positions at the last norm
-        key = (batch, row["channels"], 1 if goals.is_base(row) else row["num_components"])
+        key = (batch, row["channels"], 1 if is_base(row) else row["num_components"])
         part = found.setdefault((row["device"], row["mode"]), {})
         part[key] = min(row["time_ms"], part.get(key, row["time_ms"]))
     return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model.comparison import compare
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, accuracy, partner, quarters
-from mixnorm_lab.reports.tables.table import Column, Measured, Table, Value, text_column
+from mixnorm_lab.reports.model.measured import Measured
+from mixnorm_lab.reports.model.paper import paper_numbers, paper_speed
+from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
 from mixnorm_lab.storage.records import Record
 
 RUN = text_column("run", "run")
@@ -27,8 +28,8 @@ def accuracies(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     columns += [text_column("mixture", "layers, K, EM iter."), text_column("rate", "learning rate, weight decay")]
     rows = []
     for group in _with(family, key):
-        theirs = paper_figures(group, paper and key == PLAIN).get("accuracy", {})
-        best = paper_figures(group, paper and key == PLAIN).get("max_accuracy")
+        theirs = paper_numbers(group, paper and key == PLAIN).get("accuracy", {})
+        best = paper_numbers(group, paper and key == PLAIN).get("max_accuracy")
         row: dict[str, Value] = {"run": group.label, "mixture": mixture_text(group), "seeds": seeds(group)}
         for epoch in at:
             said = theirs.get(epoch, best if epoch == family.epochs else None)
@@ -133,25 +134,6 @@ def _step_ms(run: Record) -> float | None:
     return None if last["train_seconds"] is None or not last["steps"] else 1e3 * last["train_seconds"] / last["steps"]
 
 
-def paper_figures(group: Group, wanted: bool = True) -> dict[str, Any]:
-    """The paper's figures of a group, if it trained as long and its own weights were tested, on the test images."""
-    found, config = catalog.EXPERIMENTS.get(group.name), group.config
-    comparable = wanted and not config.validation and not config.average
-    return found.paper if comparable and found is not None and found.config.epochs == config.epochs else {}
-
-
-def paper_speed(group: Group, base: Group) -> dict[str, float | str]:
-    ours, theirs = paper_figures(group), paper_figures(base)
-    told: dict[str, float | str] = {}
-    if "steps_to_bn" in ours:
-        told["steps"] = "never" if ours["steps_to_bn"] is None else ours["steps_to_bn"]
-    if ours.get("steps_to_bn") and theirs.get("steps_to_bn"):
-        told["fewer"] = 100 * (1 - ours["steps_to_bn"] / theirs["steps_to_bn"])
-    if "max_accuracy" in ours and "max_accuracy" in theirs:
-        told["gain"] = ours["max_accuracy"] - theirs["max_accuracy"]
-    return told
-
-
 def _paper_notes(family: Family) -> list[str]:
     """Where runs that are named as the paper's are not quite the paper's."""
     notes: dict[str, list[str]] = {}
@@ -164,6 +146,6 @@ def _paper_notes(family: Family) -> list[str]:
         ]
         if differing:
             notes.setdefault(f"not quite as in the paper ({'; '.join(differing)})", []).append(group.label)
-        if found.note and paper_figures(group):
+        if found.note and paper_numbers(group):
             notes.setdefault(f"where the paper does not say, {found.note}", []).append(group.label)
     return [f"{', '.join(labels)}: {note}." for note, labels in notes.items()]

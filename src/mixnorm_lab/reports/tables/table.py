@@ -9,36 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
+from mixnorm_lab.reports.model.measured import Measured
 
 NAME_WIDTH = 24  # characters of a name that a terminal shows in one piece
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A figure over several runs.
-
-    Args:
-        mean: None where no run has the figure.
-        deviation: the sample's standard deviation; None for fewer than two runs.
-        n: the runs that have the figure.
-        of: all runs.
-        paper: the paper's figure, or what it says instead.
-    """
-
-    mean: float | None
-    deviation: float | None = None
-    n: int = 1
-    of: int = 1
-    paper: float | str | None = None
-
-    @classmethod
-    def over(cls, values: Iterable[float | None], paper: float | str | None = None) -> Measured:
-        everything = list(values)
-        there = [value for value in everything if value is not None]
-        mean = float(np.mean(there)) if there else None
-        deviation = float(np.std(there, ddof=1)) if len(there) > 1 else None
-        return cls(mean, deviation, len(there), len(everything), paper)
 
 
 Value = str | int | float | Measured | None

@@ -7,8 +7,7 @@ import pytest
 from record_helpers import BN_ERRORS, MIXTURE, MN_ERRORS, catalog_record, config, pair, record
 
 from mixnorm_lab.reports.model import comparison, groups
-from mixnorm_lab.reports.tables import claims, cost, details
-from mixnorm_lab.reports.tables import results as tables
+from mixnorm_lab.reports.tables import claims, cost, details, results
 
 
 def compared(made, key=groups.PLAIN):
@@ -47,7 +46,7 @@ def test_other_settings_are_another_group_and_no_partner():
     assert set(by_label) == {"bn (optimizer.lr: 0.01)", "bn (optimizer.lr: 0.5)", "mn", "other"}
     assert groups.partner(by_label["mn"], first.groups) is by_label["bn (optimizer.lr: 0.5)"]
     assert groups.partner(by_label["other"], first.groups) is None
-    assert rows(tables.speed(first))["other"].get("steps") is None
+    assert rows(results.speed(first))["other"].get("steps") is None
 
 
 def test_a_copy_of_a_run_counts_once_and_the_longer_wins():
@@ -59,10 +58,10 @@ def test_a_copy_of_a_run_counts_once_and_the_longer_wins():
 def test_a_run_that_was_done_twice_with_other_figures_is_told():
     run, again = config("bn", epochs=4), [0.5, 0.4, 0.3, 0.21]
     [family] = groups.families([record(run, BN_ERRORS), record(run, BN_ERRORS), record(run, BN_ERRORS[:2], end=None)])
-    assert not any("counts for nothing" in note for note in tables.accuracies(family).notes)  # copies say nothing else
+    assert not any("counts for nothing" in note for note in results.accuracies(family).notes)  # copies say nothing else
     [family] = groups.families([record(run, BN_ERRORS), record(run, again)])
     assert "1 run has the settings and the seed of another that stands here, and counts for nothing." in (
-        tables.accuracies(family).notes
+        results.accuracies(family).notes
     )
 
 
@@ -189,17 +188,17 @@ def test_many_comparisons_have_one_sentence():
 def test_the_table_says_how_its_shares_are_made():
     """It has a share of the means, and the table of a document a mean of the shares."""
     [family] = groups.families(pair(seeds=2))
-    assert any(note.startswith("Fewer steps and less time are of the means") for note in tables.speed(family).notes)
+    assert any(note.startswith("Fewer steps and less time are of the means") for note in results.speed(family).notes)
     assert any("the share is a mean over the seeds" in note for note in claims.claims(family).notes)
     [alone] = groups.families([record(config("bn", epochs=4), BN_ERRORS)])
-    assert not any("Fewer steps" in note for note in tables.speed(alone).notes)
+    assert not any("Fewer steps" in note for note in results.speed(alone).notes)
 
 
 def test_accuracy_after_each_quarter():
     errors = list(np.linspace(0.9, 0.1, 20))
     errors[3] = 0.35  # the largest so far is not the last
     [family] = groups.families([record(config("bn", epochs=20), errors)])
-    [row] = tables.accuracies(family).rows
+    [row] = results.accuracies(family).rows
     assert [row[f"after {at}"].mean for at in (5, 10, 15, 20)] == pytest.approx(
         [100 - 100 * min(errors[:at]) for at in (5, 10, 15, 20)]
     )
@@ -218,7 +217,7 @@ def test_epochs_that_are_not_finite_do_not_count():
 def test_refilled_statistics_have_tables_of_their_own():
     made = pair(seeds=2, recalibrated_error=lambda n: 0.1 / n)
     [family] = groups.families(made)
-    table = tables.accuracies(family, groups.RECALIBRATED)
+    table = results.accuracies(family, groups.RECALIBRATED)
     assert rows(table)["mn"]["after 4"].mean == pytest.approx(97.5)
     assert compared(made, groups.RECALIBRATED).gain.mean == pytest.approx(0)
     assert not any(group.has(groups.RECALIBRATED) for group in groups.families(pair())[0].groups)
@@ -229,7 +228,7 @@ def test_diverged_and_unfinished_runs_count_for_nothing_but_are_listed():
     made[3] = record(made[3].config, [0.1, None], end="not finite", message="loss is nan at step 200")
     made[5] = record(made[5].config, [0.1], end=None)
     families = groups.families(made)
-    row = rows(tables.accuracies(families[0]))["mn"]
+    row = rows(results.accuracies(families[0]))["mn"]
     assert row["seeds"] == "1 of 3"
     assert row["after 4"].mean == pytest.approx(85)
     listed = details.unfinished(families)
@@ -238,7 +237,7 @@ def test_diverged_and_unfinished_runs_count_for_nothing_but_are_listed():
         (2, "running, or killed", "1 of 4"),
     ]
     assert listed.rows[0]["message"] == "loss is nan at step 200"
-    notes = " ".join(tables.accuracies(families[0]).notes)
+    notes = " ".join(results.accuracies(families[0]).notes)
     assert "1 run diverged and counts for nothing" in notes
     assert "1 run did not finish and counts in the quarters passed alone." in notes
 
@@ -252,7 +251,7 @@ def test_a_run_that_was_cut_off_counts_for_what_it_reached():
     base, group = family.groups
     assert group.cut_off == (cut,)
     assert [len(group.until(epoch)) for epoch in (1, 2, 3, 4)] == [3, 3, 2, 2]
-    row = rows(tables.accuracies(family))["mn"]
+    row = rows(results.accuracies(family))["mn"]
     assert row["after 2"].n == 3
     assert row["after 4"].n == row["after 4"].of == 2
     assert comparison.lead(group, base, groups.PLAIN, 2).n == 3
@@ -291,7 +290,7 @@ def test_the_lead_at_the_end_is_of_the_last_epoch():
 
 def test_where_nothing_is_finished_the_epochs_there_are_count():
     made = [record(run.config, [e["test_error"] for e in run.epochs][:3], end="interrupted") for run in pair()]
-    table = tables.accuracies(groups.families(made)[0])
+    table = results.accuracies(groups.families(made)[0])
     assert rows(table)["mn"]["after 3"].mean == pytest.approx(80)
     assert rows(table)["mn"]["after 4"].mean is None
     assert any("not finished" in note for note in table.notes)
@@ -303,25 +302,25 @@ def test_where_nothing_is_finished_the_epochs_there_are_count():
 def test_the_papers_figures_stand_beside_ours():
     made = [catalog_record(f"cifar-cnn/cifar100/{kind}") for kind in ("bn-2", "mn-2", "mn-8")]
     [family] = groups.families(made)
-    accuracy, speed = rows(tables.accuracies(family)), rows(tables.speed(family))
+    accuracy, speed = rows(results.accuracies(family)), rows(results.speed(family))
     assert [accuracy["mn-8"][f"after {at}"].paper for at in (25, 50, 75, 100)] == [59.79, 61.67, 62.50, 62.96]
     assert speed["mn-8"]["steps"].paper == 10300
     assert speed["mn-8"]["fewer"].paper == pytest.approx(100 * (1 - 1.03 / 1.81))
     assert speed["mn-2"]["gain"].paper == pytest.approx(0.15)
-    without = rows(tables.accuracies(family, paper=False))
+    without = rows(results.accuracies(family, paper=False))
     assert without["mn-8"]["after 100"].paper is None
 
 
 def test_a_shorter_training_is_not_held_against_the_paper():
     [family] = groups.families([catalog_record("cifar-cnn/cifar10/bn-2", epochs=20, precision="bf16")])
-    table = tables.accuracies(family)
+    table = results.accuracies(family)
     assert table.rows[0]["after 20"].paper is None
     assert any("epochs: 20, not 100" in note and "precision: bf16, not fp32" in note for note in table.notes)
 
 
 def test_averaged_weights_are_not_held_against_the_paper():
     [family] = groups.families([catalog_record("cifar-cnn/cifar10/bn-2", average=0.9)])
-    table = tables.accuracies(family)
+    table = results.accuracies(family)
     assert table.rows[0]["after 100"].paper is None
     assert any("average: 0.9, not none" in note for note in table.notes)
 
@@ -329,8 +328,8 @@ def test_averaged_weights_are_not_held_against_the_paper():
 def test_what_the_paper_never_reached_and_what_was_assumed():
     made = [catalog_record(f"inception-v3/cifar100/{kind}") for kind in ("bn-1", "mn-1", "nesterov-mn-1")]
     by_epochs = {family.epochs: family for family in groups.families(made)}
-    assert rows(tables.speed(by_epochs[200]))["mn-1"]["steps"].paper == "never"
-    assert any("MN-4" in note for note in tables.accuracies(by_epochs[150]).notes)
+    assert rows(results.speed(by_epochs[200]))["mn-1"]["steps"].paper == "never"
+    assert any("MN-4" in note for note in results.accuracies(by_epochs[150]).notes)
 
 
 def test_cost_table(tmp_path):

@@ -4,8 +4,7 @@ from record_helpers import MIXTURE, catalog_record, config, curve, pair, record
 
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model import groups
-from mixnorm_lab.reports.plots import curves as figures
-from mixnorm_lab.reports.plots import panels
+from mixnorm_lab.reports.plots import curves, panels
 
 
 def test_batch_norm_is_blue_and_mixture_norm_never_is():
@@ -58,7 +57,7 @@ def bands(axis):
 def test_curves_over_seeds_have_their_mean_and_deviation():
     made = [record(config("bn", epochs=6, seed=seed), curve(6, 0.6, 0.2, 3, 0.05, seed)) for seed in range(3)]
     [panel] = panels.panels(groups.families(made))
-    picture, figure = figures.errors(panel, groups.PLAIN)
+    picture, figure = curves.errors(panel, groups.PLAIN)
     measured = np.array([[100 * e["test_error"] for e in run.epochs] for run in made])
     [line] = figure.axes[0].lines
     np.testing.assert_allclose(line.get_ydata(), measured.mean(axis=0))
@@ -70,7 +69,7 @@ def test_curves_over_seeds_have_their_mean_and_deviation():
 def test_one_seed_has_the_papers_window_of_ten_epochs():
     errors = curve(100, 0.6, 0.3, 3, 0.05, 1)
     [panel] = panels.panels(groups.families([record(config("bn", epochs=100), errors)]))
-    picture, figure = figures.errors(panel, groups.PLAIN)
+    picture, figure = curves.errors(panel, groups.PLAIN)
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), 100 * errors)
     [(low, high)] = bands(figure.axes[0])
     inside = 100 * errors[45:55]  # ten epochs around the 51st
@@ -82,7 +81,7 @@ def test_one_seed_has_the_papers_window_of_ten_epochs():
 @pytest.mark.parametrize(("against", "x"), [("steps", 585), ("train_seconds", 6.0)])
 def test_the_dot_is_where_batch_norms_best_is_reached(against, x):
     [panel] = panels.panels(groups.families(pair()))
-    _, figure = figures.soonest(panel, against)
+    _, figure = curves.soonest(panel, against)
     dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert [(d.get_xdata()[0], d.get_ydata()[0]) for d in dots] == [(x, pytest.approx(20))]
 
@@ -92,23 +91,23 @@ def test_components_in_use():
         return {"conv2.norm": 3, "conv3.norm": 2 if number > 10 else 3}
 
     [family] = groups.families([record(config("mn", epochs=20, mixture=MIXTURE), [0.5] * 20, components=used)])
-    _, figure = figures.components(family.groups[0])
+    _, figure = curves.components(family.groups[0])
     first, second = (line.get_ydata() for line in figure.axes[0].lines)
     assert first == pytest.approx(3, abs=0.1)
     assert second[[0, -1]] == pytest.approx([3, 2], abs=0.1)
-    assert figures.components(groups.families(pair())[0].groups[1]) is None
+    assert curves.components(groups.families(pair())[0].groups[1]) is None
 
 
 def test_components_in_use_of_many_layers():
     """A row of a map for each, in their order, the mean over the runs."""
-    names = [f"block.layer{i}.norm" for i in range(figures.MOST_LINES + 1)]
+    names = [f"block.layer{i}.norm" for i in range(curves.MOST_LINES + 1)]
     made = [
         record(config("mn", epochs=3, mixture=MIXTURE, seed=seed), [0.5] * 3,
                components=lambda number, seed=seed: {name: 1 + (i == number) + seed for i, name in enumerate(names)})
         for seed in (0, 1)
     ]  # fmt: skip
     [family] = groups.families(made)
-    picture, figure = figures.components(family.groups[0])
+    picture, figure = curves.components(family.groups[0])
     [image] = figure.axes[0].images
     expected = np.full((len(names), 3), 1.5)
     expected[[1, 2, 3], [0, 1, 2]] = 2.5

@@ -13,9 +13,9 @@ from mixnorm_lab import reports
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.groups import PLAIN
+from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.reports.render import document
 from mixnorm_lab.reports.tables import claims
-from mixnorm_lab.reports.tables.table import Measured
 from mixnorm_lab.storage import records
 
 ROOT = Path(__file__).parents[4]

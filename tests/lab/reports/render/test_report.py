@@ -14,7 +14,7 @@ from record_helpers import BN_ERRORS, ENVIRONMENT, MIXTURE, config, curve, epoch
 
 from mixnorm_lab import reports
 from mixnorm_lab.reports.model import comparison, groups
-from mixnorm_lab.reports.plots import curves as figures
+from mixnorm_lab.reports.plots import curves
 from mixnorm_lab.reports.render import html as html_report
 from mixnorm_lab.reports.render import report as content
 from mixnorm_lab.storage import records
@@ -101,7 +101,7 @@ def test_where_the_figures_come_from_is_there(report):
 def test_pictures_are_the_same_each_time(report, tmp_path):
     folder, _ = report
     families = groups.families(records.find(folder))
-    for picture in figures.draw(families[:1], tmp_path)[:2]:
+    for picture in curves.draw(families[:1], tmp_path)[:2]:
         name = f"{picture.name}.svg"
         assert (tmp_path / name).read_bytes() == (folder / "figures" / name).read_bytes()
 
@@ -127,7 +127,7 @@ def test_nothing_to_report_on(tmp_path):
 )
 def test_no_comparison_is_said_so_and_no_pictures_are_no_failure(made, words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = html_report.build(content.assemble(made, figures_dir=tmp_path))
+    page = html_report.build(content.assemble(made, pictures_folder=tmp_path))
     assert words in page
     assert "matplotlib is not installed" in page
 

@@ -11,8 +11,9 @@ import pytest
 from record_helpers import MIXTURE, catalog_record, config, curve, record
 
 from mixnorm_lab.reports.model import groups
-from mixnorm_lab.reports.tables import results as tables
-from mixnorm_lab.reports.tables.table import Column, Measured, Table, text_column
+from mixnorm_lab.reports.model.measured import Measured
+from mixnorm_lab.reports.tables import results
+from mixnorm_lab.reports.tables.table import Column, Table, text_column
 
 TABLE = Table(
     "A <title>",
@@ -61,7 +62,7 @@ def test_rich_table_fits_eighty_columns():
     console = pytest.importorskip("rich.console").Console(width=80, file=sys.stdout, record=True)
     made = [catalog_record(f"cifar-cnn/cifar100/{kind}", seed=seed) for kind in ("bn-2", "mn-2") for seed in (0, 1)]
     [family] = groups.families(made)
-    console.print(tables.accuracies(family).rich())
+    console.print(results.accuracies(family).rich())
     text = console.export_text()
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "paper 59.04" in text
@@ -76,7 +77,7 @@ def test_names_and_numbers_stay_in_one_piece_in_a_terminal(width):
     made = [record(config(name, 20, seed, MIXTURE if name == names[1] else None), curve(20, 0.9, 0.1 + seed / 20, 8, 0, 0))
             for name in names for seed in (0, 1)]  # fmt: skip
     [family] = groups.families(made)
-    for table in (tables.accuracies(family), tables.speed(family))[: 2 if width >= 80 else 1]:
+    for table in (results.accuracies(family), results.speed(family))[: 2 if width >= 80 else 1]:
         console.print(table.rich(width))
         text = console.export_text()
         assert all(len(line) <= width for line in text.splitlines())
