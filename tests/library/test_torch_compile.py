@@ -248,7 +248,7 @@ def test_a_model_with_one_norm_converted():
 
 needs_the_interpreter = pytest.mark.skipif(
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
-    reason="the kernels run on the CPU only under Triton's interpreter; on a GPU see test_cuda.py",
+    reason="the kernels run on the CPU only under Triton's interpreter; on a GPU see test_gpu_layers.py",
 )
 
 

@@ -1,4 +1,4 @@
-"""What the terminal shows: progress while a benchmark runs, and at the end a table with the goal beside each figure.
+"""What the terminal shows: progress while a benchmark runs, and at the end a table with the goal beside each number.
 
 With rich where it is installed, in plain lines where it is not. Nothing moves while a case is timed: a refreshing display
 would take its share of the processor from a variant that is bound by the host.
@@ -63,12 +63,12 @@ class BenchDisplay:
         parts = []
         for row in rows:
             name = row["variant"] if is_base(row) else f"K={row['num_components']}"
-            figure = row["time_ms"] if row["time_ms"] else row["peak_memory_mb"]
+            number = row["time_ms"] if row["time_ms"] else row["peak_memory_mb"]
             unit = "ms" if row["time_ms"] else "MB"
-            if figure is None:
+            if number is None:
                 parts.append(f"{name} failed ({row['failure'].split(':')[0]})")
             elif row["ratio"] is None or is_base(row):
-                parts.append(f"{name} {figure:.4g} {unit}")
+                parts.append(f"{name} {number:.4g} {unit}")
             else:
                 parts.append(f"{name} {row['ratio']:.2f}×")
         elapsed = time.monotonic() - self.started

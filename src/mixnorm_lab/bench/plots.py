@@ -47,8 +47,8 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     paths = []
     for device in dict.fromkeys(row["device"] for row in rows):
         here = _fastest([row for row in rows if row["device"] == device])
-        for benchmark, (figure, picture) in pictures.items():
-            part = [row for row in here if row["benchmark"] == benchmark and row[figure]]
+        for benchmark, (number, picture) in pictures.items():
+            part = [row for row in here if row["benchmark"] == benchmark and row[number]]
             if all(is_base(row) for row in part):
                 continue
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,13 +73,13 @@ def memory(rows: list[Row]) -> Figure:
 
 
 def _ratio_bars(rows: list[Row], title: str) -> Figure:
-    """Bars of every K for each case, a panel for each mode; red marks are goals, the line at 1 is batch norm."""
+    """Bars of every K for each case, an axis for each mode; red marks are goals, the line at 1 is batch norm."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     mixture = [row for row in rows if not is_base(row)]
     components = sorted({row["num_components"] for row in mixture})
     cases = {mode: list(dict.fromkeys(_label(row) for row in rows if row["mode"] == mode)) for mode in modes}
-    figure, panels = _panels(title, rows, [len(cases[mode]) for mode in modes])
-    for axis, mode in zip(panels, modes, strict=True):
+    figure, axes = _side_by_side(title, rows, [len(cases[mode]) for mode in modes])
+    for axis, mode in zip(axes, modes, strict=True):
         width = min(0.3, 0.8 / len(components))
         for row in (row for row in mixture if row["mode"] == mode):
             index = components.index(row["num_components"])
@@ -91,7 +91,7 @@ def _ratio_bars(rows: list[Row], title: str) -> Figure:
         axis.tick_params(axis="x", length=0)
         axis.margins(y=0.12)
         axis.set_title(_mode_text(mode))
-    panels[0].set_ylabel("ratio to batch norm (1 is equal)")
+    axes[0].set_ylabel("ratio to batch norm (1 is equal)")
     handles: list[Any] = [Patch(color=_shade(i, len(components)), label=f"K = {k}") for i, k in enumerate(components)]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
     if any(goals.goal(row, rows) is not None for row in mixture):
@@ -104,13 +104,13 @@ def cost(rows: list[Row]) -> Figure:
     """Steps a second against batch norm's for every row of the paper's table: ours in each mode, and the paper's."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    figure, panels = _panels(
+    figure, axes = _side_by_side(
         "DenseNet with its last norm replaced: training steps a second against batch norm's", rows, [1] * len(cases)
     )
     kinds = [*modes, "paper"]
     colors = {"graph": BLUE, "eager": "#88bbdd", "cpu": BLUE, "paper": PALE}
     values = []
-    for axis, case in zip(panels, cases, strict=True):
+    for axis, case in zip(axes, cases, strict=True):
         part = [row for row in rows if row["case"] == case and not is_base(row)]
         components = sorted({row["num_components"] for row in part})
         bars = [(kind, row["num_components"], 1 / row["ratio"]) for kind in modes for row in part if row["mode"] == kind]
@@ -127,9 +127,9 @@ def cost(rows: list[Row]) -> Figure:
         axis.tick_params(axis="x", length=0)
         depth, batch = (int(number) for number in re.findall(r"\d+", case))
         axis.set_title(f"{depth} layers, batch {batch}, {part[0]['channels']} channels")
-    for axis in panels:
+    for axis in axes:
         axis.set_ylim(min(0.7, *values) - 0.03, max(1.04, *values) + 0.03)
-    panels[0].set_ylabel(f"steps a second, batch norm is 1 (from {panels[0].get_ylim()[0]:.2f})")
+    axes[0].set_ylabel(f"steps a second, batch norm is 1 (from {axes[0].get_ylim()[0]:.2f})")
     texts = {"graph": "in a CUDA graph", "eager": "eager", "cpu": "on the CPU", "paper": "the paper (Titan X)"}
     handles: list[Any] = [Patch(color=colors[kind], label=texts[kind]) for kind in kinds]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
@@ -143,9 +143,9 @@ def scaling(rows: list[Row]) -> Figure:
     """Time against the points, the channels and the components, batch norm beside it; slopes of the log-log lines."""
     texts = {"m": "points m", "C": "channels C", "K": "components K"}
     series = [name for name in texts if any(row["series"] == name for row in rows)]
-    figure, panels = _panels("One layer, forward and backward, as it grows", rows, [1] * len(series))
+    figure, axes = _side_by_side("One layer, forward and backward, as it grows", rows, [1] * len(series))
     found = goals.slopes(rows)
-    for axis, name in zip(panels, series, strict=True):
+    for axis, name in zip(axes, series, strict=True):
         part = [row for row in rows if row["series"] == name]
         for variant in dict.fromkeys(row["variant"] for row in part):
             color = GREY if variant == "batch_norm" else BLUE
@@ -170,15 +170,15 @@ def scaling(rows: list[Row]) -> Figure:
         axis.set_title(f"against the {texts[name].split()[0]} ({fixed}, {part[0]['dtype']})", fontsize=10)
         axis.set_xlabel(texts[name])
         axis.legend(frameon=False, fontsize=8.5, loc="lower right" if name == "K" else "upper left")
-    panels[0].set_ylabel("milliseconds")
+    axes[0].set_ylabel("milliseconds")
     return figure
 
 
 def fit(rows: list[Row]) -> Figure:
     """Time of the fit against K, a line for each size of the sample."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
-    figure, panels = _panels("The fit alone: k-means++, one Lloyd iteration, one EM iteration", rows, [1] * len(modes))
-    for axis, mode in zip(panels, modes, strict=True):
+    figure, axes = _side_by_side("The fit alone: k-means++, one Lloyd iteration, one EM iteration", rows, [1] * len(modes))
+    for axis, mode in zip(axes, modes, strict=True):
         part = [row for row in rows if row["mode"] == mode]
         for index, case in enumerate(dict.fromkeys(row["case"] for row in part)):
             color = (BLUE, ORANGE, "#228833", "#aa3377", GREY)[index % 5]
@@ -195,13 +195,13 @@ def fit(rows: list[Row]) -> Figure:
         axis.set_xticks(sorted({row["num_components"] for row in part}))
         axis.set_xlabel("components K")
         axis.set_title(_mode_text(mode))
-    panels[0].set_ylabel("milliseconds")
-    panels[-1].legend(frameon=False, title="points × channels", loc="center left", bbox_to_anchor=(1, 0.5))
+    axes[0].set_ylabel("milliseconds")
+    axes[-1].legend(frameon=False, title="points × channels", loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
 def _bar(axis: Any, x: float, value: float, width: float, color: str, goal: float | None, digits: int = 2) -> None:
-    """A bar with its figure at the foot, where nothing else is, and its goal as a mark across it."""
+    """A bar with its number at the foot, where nothing else is, and its goal as a mark across it."""
     axis.bar(x, value, 0.92 * width, color=color)
     dark = sum(weight * channel for weight, channel in zip((0.3, 0.6, 0.1), mpl.colors.to_rgb(color), strict=True)) < 0.55
     axis.text(
@@ -212,8 +212,8 @@ def _bar(axis: Any, x: float, value: float, width: float, color: str, goal: floa
         axis.hlines(goal, x - 0.5 * width, x + 0.5 * width, color=GOAL, lw=2.5, zorder=3)
 
 
-def _panels(title: str, rows: list[Row], widths: Sequence[int]) -> tuple[Figure, list[Any]]:
-    """A figure with panels side by side, under two lines that say what was measured, where, and with what."""
+def _side_by_side(title: str, rows: list[Row], widths: Sequence[int]) -> tuple[Figure, list[Any]]:
+    """A figure with axes side by side, under two lines that say what was measured, where, and with what."""
     count = sum(widths)
     width = min(16, max(9.5, 3 + (4.2 if count == len(widths) else 1.55) * count))
     # What the layout may use: the head above and the legend below are placed by hand.

@@ -52,67 +52,67 @@ class BenchOptions:
     commit: str | None = None
 
 
-def run(cases: Sequence[Case], settings: BenchOptions, table: MeasurementFile, watcher: Watcher) -> None:
+def run(cases: Sequence[Case], options: BenchOptions, table: MeasurementFile, watcher: Watcher) -> None:
     """Measures the cases in turn and adds their rows to the table as they come."""
-    deadline = math.inf if settings.seconds is None else time.monotonic() + settings.seconds
-    backend = backend_in_use(settings.device, settings.backend)
-    where = environment.of_measurement(settings.device, settings.commit)
+    deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
+    backend = backend_in_use(options.device, options.backend)
+    where = environment.of_measurement(options.device, options.commit)
     watcher.stage("measuring the bandwidth of a copy")
-    bandwidth = measure.copy_bandwidth(settings.device, quick=settings.quick)
+    bandwidth = measure.copy_bandwidth(options.device, quick=options.quick)
     watcher.note(f"{where['device']}, torch {where['torch']}: a copy moves {bandwidth / 1e9:,.0f} GB/s, read and written")
     for number, case in enumerate(cases):
         if time.monotonic() > deadline:
             left = f"{len(cases) - number} of {len(cases)} cases"
-            watcher.note(f"The {settings.seconds:g} seconds are over: {left} are left out.")
+            watcher.note(f"The {options.seconds:g} seconds are over: {left} are left out.")
             return
         watcher.begin(case, number, len(cases))
         rows = []
-        for row in measure_case(case, backend, settings, deadline, watcher.stage):
+        for row in measure_case(case, backend, options, deadline, watcher.stage):
             row.update(where)
             if row["time_ms"]:
                 row["copy_gb_s"] = bandwidth / 1e9
                 row["bandwidth_share"] = row["bytes"] and row["bytes"] / (row["time_ms"] / 1e3) / bandwidth
             table.add(row)
             rows.append(row)
-        measure.free_memory(settings.device)
+        measure.free_memory(options.device)
         watcher.finish(rows)
 
 
-def variants_of(case: Case, backend: str, settings: BenchOptions) -> list[Variant]:
+def variants_of(case: Case, backend: str, options: BenchOptions) -> list[Variant]:
     """The base first, then every K."""
     variants = [Variant("batch_norm")]
     if case.benchmark == "fit":
-        beside = case.mode == "cpu" and (settings.quick or case.shape == SCIKIT_LEARN_FIT)
+        beside = case.mode == "cpu" and (options.quick or case.shape == SCIKIT_LEARN_FIT)
         variants = [Variant("scikit_learn", case.components[-1])] if beside else []
-    names = dict.fromkeys((backend, "reference") if settings.reference else (backend,))
+    names = dict.fromkeys((backend, "reference") if options.reference else (backend,))
     return variants + [Variant(name, k) for name in names for k in case.components]
 
 
 def measure_case(
-    case: Case, backend: str, settings: BenchOptions, deadline: float, stage: Callable[[str], None]
+    case: Case, backend: str, options: BenchOptions, deadline: float, stage: Callable[[str], None]
 ) -> Iterator[Row]:
     """A row for each variant, the base first."""
-    rows = {variant: blank_row(case, variant) for variant in variants_of(case, backend, settings)}
+    rows = {variant: blank_row(case, variant) for variant in variants_of(case, backend, options)}
     try:
         if case.benchmark == "memory":
-            measure_memory(case, rows, settings, stage)
+            measure_memory(case, rows, options, stage)
         else:
-            measure_times(case, rows, settings, deadline, stage)
+            measure_times(case, rows, options, deadline, stage)
     except Exception as error:  # such as too little memory for the inputs
         for row in rows.values():
             row["failure"] = row["failure"] or one_line(error)
-    figure = "peak_memory_mb" if case.benchmark == "memory" else "time_ms"
+    number = "peak_memory_mb" if case.benchmark == "memory" else "time_ms"
     base = next((row for variant, row in rows.items() if not variant.is_mixture), None)
     for row in rows.values():
-        if base and base[figure] and row[figure] and base["num_components"] in (None, row["num_components"]):
-            row["ratio"] = row[figure] / base[figure]
+        if base and base[number] and row[number] and base["num_components"] in (None, row["num_components"]):
+            row["ratio"] = row[number] / base[number]
         yield row
 
 
 def measure_times(
-    case: Case, rows: dict[Variant, Row], settings: BenchOptions, deadline: float, stage: Callable[[str], None]
+    case: Case, rows: dict[Variant, Row], options: BenchOptions, deadline: float, stage: Callable[[str], None]
 ) -> None:
-    inputs = make_inputs(case, settings.device)
+    inputs = make_inputs(case, options.device)
     held = sum(t.nbytes for t in inputs)
     steps = {}
     with fastest_convolutions():
@@ -120,26 +120,26 @@ def measure_times(
             stage(f"preparing {variant}")
             with failures_in(row):
                 step = make_step(case, variant, inputs)
-                if settings.device == "cuda":
+                if options.device == "cuda":
                     row["peak_memory_mb"] = (measure.gpu_peak_memory(step) + held) / 1e6
                 steps[variant] = measure.prepare(step, case.mode)
         stage("measuring")
-        times = measure.alternate(steps, settings.device, quick=settings.quick, deadline=deadline)
+        times = measure.alternate(steps, options.device, quick=options.quick, deadline=deadline)
     steps.clear()
     for variant, samples in times.items():
         row = rows[variant]
         row["time_ms"], row["p20_ms"], row["p80_ms"] = measure.percentiles(samples)
         stage(f"comparing {variant} with fp64")
         with failures_in(row):
-            row["error"], row["error_grad"] = errors(case, variant, settings.device)
+            row["error"], row["error_grad"] = errors(case, variant, options.device)
 
 
-def measure_memory(case: Case, rows: dict[Variant, Row], settings: BenchOptions, stage: Callable[[str], None]) -> None:
+def measure_memory(case: Case, rows: dict[Variant, Row], options: BenchOptions, stage: Callable[[str], None]) -> None:
     """On a GPU what a step holds at its peak, with its input and upstream gradient; on a CPU what it adds to them."""
     for variant, row in rows.items():
         stage(f"measuring {variant}")
         with failures_in(row):
-            if settings.device == "cuda":
+            if options.device == "cuda":
                 inputs: tuple[Tensor, ...] = make_inputs(case, "cuda")
                 peak = measure.gpu_peak_memory(make_step(case, variant, inputs)) + sum(t.nbytes for t in inputs)
             else:

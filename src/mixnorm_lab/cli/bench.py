@@ -57,21 +57,21 @@ def _benchmark(name: str, text: str) -> None:
             cases = all_cases(kind, quick=quick, layouts=LAYOUTS if layout == "both" else (layout,))
             cases = [case for case in cases if name in ("all", case.benchmark)]
             cases = select(cases, [term for terms in only or () for term in terms.split(",")])
-            settings = BenchOptions(kind, backend, reference, quick, seconds, commit)
+            options = BenchOptions(kind, backend, reference, quick, seconds, commit)
             table = MeasurementFile(out)
-        _measure(cases, settings, table, as_json)
+        _measure(cases, options, table, as_json)
 
     example = f"mixnorm bench {name} --out bench.csv --only K=3 --seconds 120"
     bench.command(name, help=f"{text}\n\nExample: {example}")(command)
 
 
-def _measure(cases: list[Any], settings: BenchOptions, table: MeasurementFile, as_json: bool) -> None:
+def _measure(cases: list[Any], options: BenchOptions, table: MeasurementFile, as_json: bool) -> None:
     from mixnorm_lab.bench.display import BenchDisplay, show
 
     code = 0
     try:
         with BenchDisplay(sys.stderr if as_json else None) as display:
-            run(cases, settings, table, display)
+            run(cases, options, table, display)
     except KeyboardInterrupt:
         code = 130
     except OSError as error:  # such as a full disk

@@ -33,8 +33,8 @@ from mixnorm_lab.cli.options import (
     Validation,
     WeightDecay,
     as_asked,
+    preset_of,
     refuse,
-    settings_of,
 )
 from mixnorm_lab.cli.runs import run_and_report
 from mixnorm_lab.config import catalog
@@ -117,14 +117,14 @@ def compare(
             else:
                 if features is not None:
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
-                settings, folder = settings_of(
+                preset, folder = preset_of(
                     data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
                     weight_decay, asked, where.device,
                 )  # fmt: skip
-                configs = settings.pair(seeds)
-                name = "-".join(part.replace(":", ".") for part in (settings.data, settings.model))
+                configs = preset.pair(seeds)
+                name = "-".join(part.replace(":", ".") for part in (preset.data, preset.model))
                 root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
-                title = f"Batch norm and mixture norm: {settings.model} on {settings.data}"
+                title = f"Batch norm and mixture norm: {preset.model} on {preset.data}"
                 code = run_and_report(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
     raise typer.Exit(code)
 
@@ -200,12 +200,12 @@ def train(
         else:
             if not layers and not components is em_iters is option is None:
                 raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
-            settings, folder = settings_of(
+            preset, folder = preset_of(
                 data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
                 asked, where.device,
             )  # fmt: skip
             kind = "mixture-norm" if layers else "batch-norm"
-            config = settings.run(f"{settings.model}/{settings.data}/{kind}", seed, mixture=bool(layers))
+            config = preset.run(f"{preset.model}/{preset.data}/{kind}", seed, mixture=bool(layers))
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
     raise typer.Exit(code)
 

@@ -83,12 +83,12 @@ class Asked:
         choice("--precision", self.precision, PRECISIONS)
 
 
-def settings_of(
+def preset_of(
     data: str, model: str | None, layers: str | None, components: int | None, em_iters: int | None, option: list[str] | None,
     epochs: int | None, batch_size: int | None, optimizer: str | None, lr: float | None, weight_decay: float | None,
     asked: Asked, device: torch.device,
 ) -> tuple[Preset, Path | None]:  # fmt: skip
-    """The settings that the options make of the defaults, and the folder of the data."""
+    """The preset as the options change it, and the folder of the data."""
     folder = None
     if not (data in NAMES or is_own(data)) and (Path(data).is_dir() or len(Path(data).parts) > 1):
         if not Path(data).is_dir():
@@ -96,20 +96,20 @@ def settings_of(
         folder, data = Path(data), cifar.name_of(Path(data))
     if is_own(data):
         refuse(data, batch_size=batch_size, validation=asked.validation or None)
-    settings = defaults(data, model)
-    choice("--optimizer", optimizer or settings.optimizer.name, OPTIMIZERS)
+    preset = defaults(data, model)
+    choice("--optimizer", optimizer or preset.optimizer.name, OPTIMIZERS)
     chosen = {"name": optimizer, "lr": lr, "weight_decay": weight_decay}
     mixture = {"num_components": components, "em_iters": em_iters} | dict(map(_assignment, option or ()))
     changes = {
         "epochs": epochs,
         "batch_size": batch_size,
         "layers": None if layers is None else tuple(layer.strip() for layer in layers.split(",")),
-        "optimizer": dataclasses.replace(settings.optimizer, **_given(chosen)),
-        "options": settings.options | _given(mixture),
+        "optimizer": dataclasses.replace(preset.optimizer, **_given(chosen)),
+        "options": preset.options | _given(mixture),
         **vars(asked),
         "channels_last": device.type == "cuda",  # which convolutions are fastest in
     }
-    return dataclasses.replace(settings, **_given(changes)), folder
+    return dataclasses.replace(preset, **_given(changes)), folder
 
 
 def refuse(name: str, remedy: str = "", **settings: Any) -> None:

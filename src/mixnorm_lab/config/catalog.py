@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mixnorm_lab.config.mixture_forms import FOLLOWING, FORMS, RECOMMENDED
 from mixnorm_lab.config.run_config import Gan, Mixture, Optimizer, RunConfig, Schedule
-from mixnorm_lab.config.variants import FOLLOWING, FORMS, RECOMMENDED
 
 # Iterations a second of the network (Titan X, batch norm without a native kernel): by (batch, channels), then K; 1 is BN.
 COST = {
@@ -264,7 +264,7 @@ def _dcgan() -> list[Experiment]:
 
 
 def _form(start: Experiment, form: str, name: str, panels: tuple[str, ...] = ()) -> Experiment:
-    """An experiment with one of the forms in :mod:`mixnorm_lab.config.variants` in place of its own."""
+    """An experiment with one of the forms in :mod:`mixnorm_lab.config.mixture_forms` in place of its own."""
     (layers, options), old = FORMS[form], start.config.mixture
     assert old is not None
     config = replace(start.config, name=name, mixture=Mixture(layers, old.options | options))

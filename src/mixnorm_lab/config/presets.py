@@ -1,4 +1,4 @@
-"""What a comparison trains unless it is told otherwise: a model that suits the data, and settings that suit both."""
+"""What a comparison trains unless it is told otherwise: for each data set a model, and settings that suit both."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ PAPER = {
 
 
 def defaults(data_name: str, model: str | None) -> Preset:
-    """The settings for a data set and, unless it is chosen by the data, a model."""
+    """The preset for a data set and, unless it is chosen by the data, a model."""
     if is_own(data_name) or (model is not None and is_own(model)):
         if model is None:
             raise ValueError(f"--data {data_name} needs a model of yours as well: --model my_module:build")

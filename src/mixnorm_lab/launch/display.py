@@ -92,7 +92,7 @@ class _Run:
     def __init__(self, display: RunDisplay, name: str) -> None:
         self.display, self.name = display, name
         self.epochs = self.steps = self.done_epochs = self.done = self.done_before = 0
-        self.figure, self.accuracy = "accuracy", ""  # of a generator, its last distance
+        self.measure, self.accuracy = "accuracy", ""  # of a generator, its last distance
         self.ended = False
         self.next_update = self.started = time.monotonic()
         self.timed_from: tuple[int, float] | None = None  # the first update, after what is compiled in the first step
@@ -130,7 +130,7 @@ class _Run:
         if row.get("test_error") is not None:
             self.accuracy = f"{100 * (1 - row['test_error']):.1f}%"
         elif row.get("distance") is not None:
-            self.figure, self.accuracy = "distance", f"{row['distance']:.1f}"
+            self.measure, self.accuracy = "distance", f"{row['distance']:.1f}"
         self._show()
 
     def end(self, reason: str) -> None:
@@ -142,7 +142,7 @@ class _Run:
             self.display.arrange()
             self.display.show_total()
         else:
-            accuracy = f", {self.figure} {self.accuracy}" if self.accuracy else ""
+            accuracy = f", {self.measure} {self.accuracy}" if self.accuracy else ""
             self.display.line(f"{self.name}: {reason} after {text}{accuracy}")
 
     def _show(self) -> None:
@@ -157,7 +157,7 @@ class _Run:
             )
             self.display.show_total()
         elif time.monotonic() >= self.display.next_line:
-            parts = [f"epoch {epoch}", self.accuracy and f"{self.figure} {self.accuracy}", speed, left and f"{left} left"]
+            parts = [f"epoch {epoch}", self.accuracy and f"{self.measure} {self.accuracy}", speed, left and f"{left} left"]
             self.display.line(f"{self.name}: " + ", ".join(part for part in parts if part))
 
     def _speed(self) -> tuple[str, str]:

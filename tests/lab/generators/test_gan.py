@@ -14,11 +14,9 @@ from mixnorm_lab.data import DataSet, Images, Resident
 from mixnorm_lab.generators import gan, samples
 from mixnorm_lab.generators.frechet import distance, statistics
 from mixnorm_lab.generators.gan import GanStep, make_networks
-from mixnorm_lab.generators.streams import Beside
 from mixnorm_lab.storage import checkpoint, records
 from mixnorm_lab.storage.folders import SAMPLES
 from mixnorm_lab.training.not_finite import NotFinite
-from mixnorm_lab.training.optimizers import build_optimizer
 
 # --- a step -------------------------------------------------------------------------------------------------------------
 
@@ -145,42 +143,6 @@ def test_a_classifiers_record_and_a_generators_do_not_mix(tmp_path):
     run(config(), tmp_path)
     with pytest.raises(ValueError, match=r"another configuration .*gan.updates: 3, not 5"):
         run(config(gan=dataclasses.replace(GAN, updates=5)), tmp_path)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-def test_a_captured_step_is_the_same_step():
-    """Updates before and after the capture, against the same ones that are run as they are and on one stream."""
-    device = torch.device("cuda")
-    source = Resident(dataset(), 8, device=device, augment=False, signed=True)
-    curves = []
-    for captured in (True, False):
-        networks = [network.to(device) for network in make_networks(config(mixture=None))]
-        both = tuple(build_optimizer(network.parameters(), config().optimizer, device) for network in networks)
-        step = GanStep(*networks, both, source, 8, 4, device=device)
-        if not captured:
-            step._beside = Beside(torch.device("cpu"))
-        source.start_epoch(0, 0)
-        torch.manual_seed(3)
-        for _ in range(8):
-            if captured:
-                step()
-            else:
-                step.update()
-        assert (step._graph is not None) == captured
-        curves.append(step.curve)
-    torch.testing.assert_close(curves[0], curves[1], atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_run_on_a_gpu(tmp_path):
-    mixture = dataclasses.replace(MIXTURE, options={"num_components": 3, "em_iters": 2})
-    long = config(mixture=mixture, channels_last=True, gan=dataclasses.replace(GAN, updates=12))
-    with pytest.raises(KeyboardInterrupt):
-        run(long, tmp_path, device="cuda", progress=Interrupt(epoch=2))
-    record = run(long, tmp_path, device="cuda")
-    assert record.finished
-    assert record.epochs[-1]["distance"] > 0
-    assert record.epochs[-1]["steps"] == 48
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------------------

@@ -94,12 +94,3 @@ def test_frozen_weights_stay_frozen():
         ClassifierLoop(config(average=decay), model, source, torch.device("cpu"))
         assert not model[0].weight.requires_grad
         assert model[1].weight.requires_grad
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_an_average_is_captured(tmp_path):
-    model = build(config())
-    run(config(average=DECAY, epochs=2), tmp_path / "cuda", model=model, device="cuda")
-    kept = checkpoint.read(tmp_path / "cuda")
-    apart = [(kept["average"][name] - value.cpu()).abs().max().item() for name, value in model.named_parameters()]
-    assert 0 < max(apart) < 1

@@ -265,29 +265,3 @@ def test_it_runs_in_a_thread(tmp_path):
     thread.start()
     thread.join()
     assert results[0][0].finished
-
-
-# --- on a GPU -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("name", ["rmsprop", "nesterov", "adam"])
-@pytest.mark.parametrize("mixture", [None, run_config.Mixture(("1",), {"num_components": 2})])
-def test_a_captured_run_follows_the_eager_one(name, mixture, tmp_path):
-    options = {"optimizer": run_config.Optimizer(name, 0.002), "mixture": mixture, "epochs": 6, "recalibrate": 2}
-    eager, _ = run(config(**options), tmp_path / "cpu")
-    captured, _ = run(config(**options), tmp_path / "cuda", device="cuda")
-    for ours, theirs in zip(captured.epochs, eager.epochs, strict=True):
-        assert ours["learning_rate"] == theirs["learning_rate"]
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.2)
-    with pytest.raises(KeyboardInterrupt):
-        run(config(**options), tmp_path / "cut", device="cuda", progress=Interrupt(epoch=2))
-    resumed, _ = run(config(**options), tmp_path / "cut", device="cuda")
-    assert resumed.finished
-    assert [line["epoch"] for line in lines(tmp_path / "cut") if line["kind"] == "resume"] == [1]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_loss_that_is_not_finite_is_found_after_the_epoch(tmp_path):
-    with pytest.raises(NotFinite, match="is not finite, which began at step"):
-        run(config(optimizer=run_config.Optimizer("nesterov", 1e30), mixture=None), tmp_path, device="cuda")

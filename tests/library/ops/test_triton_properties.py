@@ -231,7 +231,7 @@ def test_two_layers_with_the_same_numbers_are_the_same_to_the_bit():
         torch.manual_seed(0)
         layer = make_layer(activation="relu")
         results.append([*gradients(layer, images()), *gradients(layer.eval(), images(seed=1)), *layer.buffers()])
-    if DEVICE == "cpu":  # where nothing runs at the same time; on a GPU see test_cuda.py
+    if DEVICE == "cpu":  # where nothing runs at the same time; on a GPU see test_gpu_layers.py
         assert_same(*results)
     else:
         torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)

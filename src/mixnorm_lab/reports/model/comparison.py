@@ -84,12 +84,12 @@ def _partners(runs: Sequence[Record], base: Group) -> tuple[Record, ...]:
     return tuple(by_seed[seed] for seed in seeds) if all(seed in by_seed for seed in seeds) else base.runs
 
 
-def _to_target(runs: Sequence[Record], base: Group, figure: str, key: str, below: float = 0.0) -> Measured:
+def _to_target(runs: Sequence[Record], base: Group, number: str, key: str, below: float = 0.0) -> Measured:
     found = []
     for run in runs:
         goal = target(run, base, key)
         epoch = None if goal is None else reached(run, goal - below, key)
-        found.append(None if epoch is None else epoch[figure])
+        found.append(None if epoch is None else epoch[number])
     return Measured.over(found)
 
 
@@ -130,10 +130,10 @@ def _gain(runs: Sequence[Record], partners: Sequence[Record], key: str, until: i
 
 
 def _difference(
-    runs: Sequence[Record], partners: Sequence[Record], figure: Callable[[Record], float | None]
+    runs: Sequence[Record], partners: Sequence[Record], number: Callable[[Record], float | None]
 ) -> Measured:  # fmt: skip
-    """How much more than their partners runs have of a figure, seed by seed where the seeds are the same."""
-    ours, theirs = ([figure(run) for run in part] for part in (runs, partners))
+    """How much more than their partners runs have of a number, seed by seed where the seeds are the same."""
+    ours, theirs = ([number(run) for run in part] for part in (runs, partners))
     if [run.config.seed for run in runs] == [run.config.seed for run in partners]:
         return Measured.over(None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True))
     a, b = Measured.over(ours), Measured.over(theirs)

@@ -1,4 +1,4 @@
-"""What records say: runs in groups over their seeds, batch norm with the same settings, and the figures of each run."""
+"""What records say: runs in groups over their seeds, batch norm with the same settings, and the numbers of each run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Group:
         config: of the first run.
         runs: the runs that count, in the order of their seeds: those that finished or, where none did, those with an epoch.
         left_out: the others.
-        repeated: those that have the settings and the seed of one of these but other figures, and count for nothing.
+        repeated: those that have the settings and the seed of one of these but other numbers, and count for nothing.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Group:
         return tuple(run for run in self.left_out if run.epochs and run.reason != "not finite")
 
     def has(self, key: str) -> bool:
-        """Whether every run that counts has this figure, in some epoch."""
+        """Whether every run that counts has this number, in some epoch."""
         return bool(self.runs) and all(any(epoch.get(key) is not None for epoch in run.epochs) for run in self.runs)
 
 
@@ -157,7 +157,7 @@ def partner(group: Group, groups: Iterable[Group]) -> Group | None:
 
 
 def values(run: Record, key: str, scale: float = 1.0) -> np.ndarray:
-    """A figure of every epoch, (epochs,), NaN where there is none."""
+    """A number of every epoch, (epochs,), NaN where there is none."""
     return np.array([np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in run.epochs], dtype=float)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: a pure function of records."""
+"""The curves of a report, errors and what was reached when, and the components in use: a pure function of records."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 WINDOW = 10  # epochs, the paper's
 MOST_LINES = 14  # layers that have a line each in one picture
 
-# What a picture shows: a figure of every epoch, the best so far against steps or seconds, or the components in use.
+# What a picture shows: a number of every epoch, the best so far against steps or seconds, or the components in use.
 KINDS = (PLAIN, RECALIBRATED, "steps", "train_seconds", "train_error", "train_loss", "test_loss", "components")
 
 
 def draw(
     families: Sequence[Family], folder: Path, kinds: Collection[str] = KINDS, formats: Sequence[str] = FORMATS
 ) -> list[Picture]:
-    """All pictures that the records have the figures for, or those of some kinds."""
+    """All pictures that the records have the numbers for, or those of some kinds."""
     import matplotlib as mpl
 
     made: list[tuple[Picture, Figure]] = []
@@ -60,7 +60,7 @@ TITLES = {
 
 
 def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
-    """A figure of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
+    """A number of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
     title, axis_label = TITLES[key]
     scale = 100.0 if key.endswith("error") else 1.0
     figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)

@@ -1,4 +1,4 @@
-"""The tables behind a report: every run, what is not finished, the settings, and where the figures come from."""
+"""The tables behind a report: every run, what is not finished, the settings, and where the numbers come from."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _settings(group: Group) -> dict[str, str]:
 
 
 def environments(records: Iterable[Record]) -> Table:
-    """Where the figures come from: what the runs' environments say, each value once."""
+    """Where the numbers come from: what the runs' environments say, each value once."""
     said: dict[str, dict[str, None]] = {}
     for record in records:
         for key, value in record.environment.items():

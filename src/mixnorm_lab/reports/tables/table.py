@@ -23,7 +23,7 @@ class Column:
     Args:
         digits: after the decimal point.
         unit: follows each number, such as "%".
-        missing: what stands where no run has the figure.
+        missing: what stands where no run has the number.
     """
 
     key: str
@@ -34,7 +34,7 @@ class Column:
     numeric: bool = True
 
     def text(self, value: Value) -> str:
-        """A cell without the paper's figure."""
+        """A cell without the paper's number."""
         if value is None:
             return "—"
         if isinstance(value, str):
@@ -48,13 +48,13 @@ class Column:
         return f"{self._number(value.mean, unit='')}{spread}{self.unit}{part}"
 
     def paper(self, value: Value) -> str:
-        """The paper's figure in a cell, if it has one."""
+        """The paper's number in a cell, if it has one."""
         if not isinstance(value, Measured) or value.paper is None:
             return ""
         return f"paper {value.paper if isinstance(value.paper, str) else self._number(value.paper)}"
 
     def beside(self, value: Value) -> str:
-        """The paper's figure, and how much ours differs from it, unless ours is of a part of the runs alone."""
+        """The paper's number, and how much ours differs from it, unless ours is of a part of the runs alone."""
         text = self.paper(value)
         if not isinstance(value, Measured) or value.mean is None or not isinstance(value.paper, (int, float)):
             return text
@@ -166,7 +166,7 @@ class Table:
 
 
 def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:
-    """A cell for a terminal, and the paper's figure on a line below it. ``spread``: what stands before it."""
+    """A cell for a terminal, and the paper's number on a line below it. ``spread``: what stands before it."""
     text, paper = column.text(value), column.paper(value)
     if column.numeric:
         text = text.replace(" ± ", spread).replace(" in ", "\nin ")
