@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 NORMS = ("batch norm", "mixture norm")
-EIGHTH = 0.7853981852531433  # of a turn, as fp32 has it
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class PlaneData:
 
 
 GRID = PlaneData("grid", tuple((2.0 * x, 2.0 * y) for x in range(-2, 3) for y in range(-2, 3)), deviation=0.05)
-RING = PlaneData("ring", tuple((2 * math.cos(k * EIGHTH), 2 * math.sin(k * EIGHTH)) for k in range(8)), deviation=0.02)
+# Angles in fp32, as the data was first made: to the bit, so that kept results can be computed again.
+_ANGLES = (np.arange(8, dtype=np.float32) * np.float32(math.pi / 4)).tolist()
+RING = PlaneData("ring", tuple((2 * math.cos(angle), 2 * math.sin(angle)) for angle in _ANGLES), deviation=0.02)
 DATA = {data.name: data for data in (GRID, RING)}
 
 

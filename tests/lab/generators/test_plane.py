@@ -25,6 +25,12 @@ def test_the_modes(name, count, apart):
     assert centres.mean(0).abs().max() < 1e-6
 
 
+def test_the_modes_are_those_of_the_kept_results_to_the_bit():
+    side, angles = torch.arange(-4.0, 5.0, 2.0), torch.arange(8) * (2 * math.pi / 8)
+    assert torch.equal(torch.tensor(DATA["grid"].centres), torch.cartesian_prod(side, side))
+    assert torch.equal(torch.tensor(DATA["ring"].centres), 2 * torch.stack((angles.cos(), angles.sin()), dim=1))
+
+
 @pytest.mark.parametrize("name", DATA)
 def test_real_points_are_a_perfect_sample(name):
     torch.manual_seed(0)
