@@ -20,16 +20,18 @@ COMPONENTS = (1, 2, 3, 5, 8)
 
 @dataclass(frozen=True)
 class Case:
-    """Args:
-    benchmark: one of ``BENCHMARKS``.
-    shape: of the norm's input, (N, C, H, W); for the fit, (m, D).
-    components: the K of the mixture norms beside the one batch norm.
-    dtype: "fp32" or "bf16".
-    layout: "channels_last" or "contiguous".
-    mode: "graph" or "eager" on a GPU, "cpu" elsewhere.
-    data: "modes", three modes as after a ReLU; "normal", one, where all responsibilities are soft.
-    series: for "scaling", what grows: "m", "C" or "K".
-    depth: for "cost", the layers of the DenseNet.
+    """One group of variants that are timed side by side.
+
+    Args:
+        benchmark: one of ``BENCHMARKS``.
+        shape: of the norm's input, (N, C, H, W); for the fit, (m, D).
+        components: the K of the mixture norms beside the one batch norm.
+        dtype: "fp32" or "bf16".
+        layout: "channels_last" or "contiguous".
+        mode: "graph" or "eager" on a GPU, "cpu" elsewhere.
+        data: "modes", three modes as after a ReLU; "normal", one, where all responsibilities are soft.
+        series: for "scaling", what grows: "m", "C" or "K".
+        depth: for "cost", the layers of the DenseNet.
     """
 
     benchmark: str

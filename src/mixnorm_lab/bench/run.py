@@ -35,13 +35,15 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Args:
-    device: "cuda" or "cpu".
-    backend: of mixture norm: "auto", "triton" or "reference".
-    reference: measure the plain reference beside it.
-    quick: few samples.
-    seconds: when to stop; the rows so far are kept.
-    commit: in place of what git says, where the code was copied without its history.
+    """How a benchmark is measured.
+
+    Args:
+        device: "cuda" or "cpu".
+        backend: of mixture norm: "auto", "triton" or "reference".
+        reference: measure the plain reference beside it.
+        quick: few samples.
+        seconds: when to stop; the rows so far are kept.
+        commit: in place of what git says, where the code was copied without its history.
     """
 
     device: str

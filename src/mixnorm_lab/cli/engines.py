@@ -17,7 +17,8 @@ from mixnorm_lab.training.team import ALONE, Team
 
 @dataclass(frozen=True)
 class Engine:
-    """
+    """What does the runs of a command.
+
     Args:
         device: that a run is done on.
         here: the device of this process, which with a cluster does none.

@@ -53,7 +53,8 @@ FEATURE_CLASSIFIER = "cifar-cnn/cifar10/bn-2"  # whose features a generator's di
 
 @dataclass(frozen=True)
 class Experiment:
-    """
+    """One run of the paper, or beside it, and what the paper says of it.
+
     Args:
         name: also the name of its config, such as "cifar-cnn/cifar100/mn-2".
         paper: "accuracy": {epochs: largest test accuracy in % after them}; "max_accuracy" in %; "steps_to_bn": gradient

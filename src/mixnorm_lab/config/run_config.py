@@ -20,7 +20,8 @@ BETAS = (0.9, 0.999)
 
 @dataclass(frozen=True)
 class Optimizer:
-    """
+    """An optimizer and its constants.
+
     Args:
         name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov" or "adam".
         smoothing: RMSprop's α, which the paper calls its momentum.
@@ -50,7 +51,8 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """
+    """How the learning rate falls over the epochs.
+
     Args:
         name: "exponential": times ``factor`` after every ``every`` epochs; "step": times ``factor`` at each of the shares
             of the training in ``at`` (0.5 is half of the epochs); "constant".

@@ -25,6 +25,8 @@ DownloadProgress = Callable[[int, int | None], None]  # bytes so far, bytes in a
 
 @dataclass(frozen=True)
 class Archive:
+    """A file to download, and the sum that it must have."""
+
     url: str
     md5: str
 

@@ -32,7 +32,8 @@ GET_INCEPTION = f"get {INCEPTION_FILE} from the releases of github.com/toshas/to
 
 @dataclass(frozen=True)
 class Features:
-    """
+    """A network that makes features of images, with what tells it from others.
+
     Args:
         name: one of ``config.FEATURES``.
         digest: of the weights. Distances of other weights cannot be compared.

@@ -91,7 +91,8 @@ class GanStep(Step):
 
 
 class GanLoop(TrainingLoop):
-    """
+    """Epochs of a generator and its discriminator, some of them followed by a distance and samples.
+
     Args:
         images: the real ones that generated images are compared with, (N, 3, H, W) in uint8.
         folder: where the pictures of samples go.

@@ -19,7 +19,8 @@ def path(folder: Path, data: str) -> Path:
 
 @dataclass(frozen=True)
 class Score:
-    """
+    """What a generator of points in the plane reaches.
+
     Args:
         reached: how many modes have a good sample.
         good: the share of samples within three deviations of a mode.

@@ -62,15 +62,15 @@ class _Shared(nn.modules.batchnorm._BatchNorm):
 
 
 class SharedBatchNorm1d(_Shared, nn.BatchNorm1d):
-    pass
+    """``nn.BatchNorm1d`` over the batches of all ranks."""
 
 
 class SharedBatchNorm2d(_Shared, nn.BatchNorm2d):
-    pass
+    """``nn.BatchNorm2d`` over the batches of all ranks."""
 
 
 class SharedBatchNorm3d(_Shared, nn.BatchNorm3d):
-    pass
+    """``nn.BatchNorm3d`` over the batches of all ranks."""
 
 
 _SHARED_OF: dict[type[nn.Module], type[nn.Module]] = {

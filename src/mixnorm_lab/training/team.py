@@ -15,7 +15,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Team:
-    """
+    """The processes that train a run together, as one of them sees them.
+
     Args:
         rank: this process, from 0. The first one alone writes into the folder of the run, and shows its progress.
         size: how many there are.

@@ -45,7 +45,8 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """
+    """All that a report says, in order.
+
     Args:
         answers: the result, a sentence or two for each comparison.
         key_numbers: (number, what it is), where there is one comparison.

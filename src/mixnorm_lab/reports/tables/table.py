@@ -19,7 +19,8 @@ Value = str | int | float | Measured | None
 
 @dataclass(frozen=True)
 class Column:
-    """
+    """A column of a table, and how its cells are written.
+
     Args:
         digits: after the decimal point.
         unit: follows each number, such as "%".
@@ -76,6 +77,8 @@ def text_column(key: str, heading: str) -> Column:
 
 @dataclass(frozen=True)
 class Table:
+    """A table as data: rows of cells by the keys of their columns."""
+
     title: str
     columns: Sequence[Column]
     rows: Sequence[dict[str, Value]]
