@@ -18,7 +18,7 @@ test-slow: $(VENV)/prepared   # what takes minutes, launches of many processes a
 	$(BIN)/pytest -m slow
 
 test-nightly: $(VENV)/prepared   # 12,000 random cases
-	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/test_properties.py
+	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/library/test_properties.py
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

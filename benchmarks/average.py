@@ -23,10 +23,11 @@ import torch
 import torch.nn.functional as F
 
 import mixnorm
-from mixnorm.experiments import build, catalog
-from mixnorm.experiments.schedule import build_optimizer, set_rate
-from mixnorm.experiments.step import evaluate
-from mixnorm.reports.inference import COLUMNS
+from mixnorm_lab.config import catalog
+from mixnorm_lab.reports.tables.inference import COLUMNS
+from mixnorm_lab.training import build
+from mixnorm_lab.training.classifier import evaluate
+from mixnorm_lab.training.optimizers import build_optimizer, set_rate
 
 LAST = 0.0  # the decay of an average that is the last weights
 BATCH = 500  # images of an evaluation at a time

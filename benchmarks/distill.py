@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 
 import mixnorm
-from mixnorm.experiments import build, checkpoint
-from mixnorm.experiments.config import RunConfig
-from mixnorm.experiments.step import evaluate
 from mixnorm.layers import _MixtureNorm
+from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.storage import checkpoint
+from mixnorm_lab.training import build
+from mixnorm_lab.training.classifier import evaluate
 
 BATCH, REPEATS = 256, 12
 

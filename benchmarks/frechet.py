@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from mixnorm.experiments import frechet
+from mixnorm_lab.generators import frechet
 
 BATCH = 1000
 

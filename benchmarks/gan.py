@@ -14,11 +14,11 @@ import time
 
 import torch
 
-from mixnorm.data import Resident
-from mixnorm.data.dataset import DataSet, Images
-from mixnorm.experiments import catalog
-from mixnorm.experiments.gan import IMAGE, GanStep, make_networks
-from mixnorm.experiments.schedule import build_optimizer
+from mixnorm_lab.config import catalog
+from mixnorm_lab.data import Resident
+from mixnorm_lab.data.dataset import DataSet, Images
+from mixnorm_lab.generators.gan import IMAGE, GanStep, make_networks
+from mixnorm_lab.training.optimizers import build_optimizer
 
 NORMS = ("bn", "mn")
 

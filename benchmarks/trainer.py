@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from mixnorm.experiments import build, settings
-from mixnorm.experiments.epochs import ClassifierTraining
-from mixnorm.experiments.progress import Display
-from mixnorm.experiments.schedule import build_optimizer
-from mixnorm.experiments.step import autocast
+from mixnorm_lab.config import presets
+from mixnorm_lab.launch.display import RunDisplay
+from mixnorm_lab.training import build
+from mixnorm_lab.training.classifier import ClassifierLoop
+from mixnorm_lab.training.optimizers import build_optimizer
+from mixnorm_lab.training.step import autocast
 
 
 def bare_step(config, device, folder):
@@ -79,15 +80,15 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True  # as in the trainer
     chosen = dataclasses.replace(
-        settings.defaults(arguments.data, arguments.model), precision=arguments.precision,
+        presets.defaults(arguments.data, arguments.model), precision=arguments.precision,
         channels_last=device.type == "cuda", compile=arguments.compile,
     )  # fmt: skip
     config = chosen.run("overhead", 0, mixture=arguments.mixture)
     bare = bare_step(config, device, arguments.folder)
     model, source = build.prepare(config, device, arguments.folder)
-    training = ClassifierTraining(config, model, source, device)
+    training = ClassifierLoop(config, model, source, device)
     count = source.steps_per_epoch
-    with tempfile.TemporaryFile("w") as file, Display(["overhead"], file=file) as display:
+    with tempfile.TemporaryFile("w") as file, RunDisplay(["overhead"], file=file) as display:
         progress = display.run("overhead")
         progress.start("overhead", config.epochs, count, 0)
 

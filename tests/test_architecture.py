@@ -1,16 +1,18 @@
-"""Which module may import which: every file stands on those above it, and optional packages load where they are used."""
+"""Which module may import which: the library in one order, the laboratory room by room, optional packages in few places."""
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import mixnorm
+import mixnorm_lab
 
-ROOT = Path(mixnorm.__file__).parent
-ORDER = [
+# The library: a module imports those before it. A new one gets its place here.
+LIBRARY = [
     "ops.reference",
     "ops.reference_fit",
     "ops.differentiable",
@@ -27,7 +29,7 @@ ORDER = [
     "ops.triton.evaluation",
     "ops.triton.fit_kernel",
     "ops.triton.fit",
-    "ops.triton.__init__",
+    "ops.triton",
     "ops.backend",
     "ops.library",
     "ops.distributed",
@@ -40,108 +42,51 @@ ORDER = [
     "convert",
     "distill",
     "ops.prepare",
-    "demo",
-    "__init__",
-    "models.conv_norm",
-    "models.relu_max_pool_kernel",
-    "models.relu_max_pool",
-    "models.cifar_cnn",
-    "models.densenet",
-    "models.dcgan",
-    "models.digits_cnn",
-    "models.inception_v3",
-    "models.__init__",
-    "data.dataset",
-    "data.safe_pickle",
-    "data.download",
-    "data.cifar",
-    "data.digits",
-    "data.resident_kernel",
-    "data.resident",
-    "data.__init__",
-    "bench.cases",
-    "bench.table",
-    "bench.scikit_learn",
-    "bench.steps",
-    "bench.traffic",
-    "bench.errors",
-    "bench.measure",
-    "bench.cpu_memory",
-    "bench.run",
-    "bench.goals",
-    "bench.display",
-    "bench.plots",
-    "experiments.config",
-    "experiments.records",
-    "experiments.forms",
-    "experiments.catalog",
-    "experiments.fused_rmsprop",
-    "experiments.schedule",
-    "experiments.team",
-    "experiments.source",
-    "experiments.streams",
-    "experiments.checkpoint",
-    "experiments.lock",
-    "experiments.signals",
-    "experiments.events",
-    "experiments.progress",
-    "experiments.step",
-    "experiments.watch",
-    "experiments.mixtures",
-    "experiments.shared_norm",
-    "experiments.training",
-    "experiments.epochs",
-    "experiments.train",
-    "experiments.inspection",
-    "experiments.build",
-    "experiments.frechet",
-    "experiments.features",
-    "experiments.samples",
-    "experiments.gan",
-    "experiments.modes",
-    "experiments.settings",
-    "experiments.work",
-    "experiments.processes",
-    "experiments.ray_engine",
-    "experiments.suite",
-    "reports.table",
-    "reports.groups",
-    "reports.comparison",
-    "reports.tables",
-    "reports.claims",
-    "reports.details",
-    "reports.cost",
-    "reports.inference",
-    "reports.panels",
-    "reports.figures",
-    "reports.inspection",
-    "reports.gan",
-    "reports.modes",
-    "reports.content",
-    "reports.markdown",
-    "reports.document",
-    "reports.html",
-    "reports.__init__",
-    "cli.common",
-    "cli.engines",
-    "cli.bench",
-    "cli.results",
-    "cli.generators",
-    "cli.options",
-    "cli.runs",
-    "cli.experiments",
-    "cli.__init__",
-    "__main__",
 ]
-FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in ROOT.rglob("*.py")}
-EMPTY = {"ops.__init__", "bench.__init__", "experiments.__init__"}  # a docstring each
-CHOSEN = {"ops.compiled", "ops.triton.__init__", "ops.library"}  # what the dispatch chooses from, when it runs
-MODULES = sorted(FILES.keys() - EMPTY)
+UPWARD = {("ops.backend", "ops.library")}  # a compiled model calls the registered operators, and they the dispatch
+CHOSEN = {"ops.compiled", "ops.triton", "ops.library"}  # what the dispatch chooses from, when it runs
+
+# The laboratory: a room, and the rooms before it that it uses. Inside a room modules import each other without a circle.
+ROOMS = {
+    "internals": "",
+    "demo": "",
+    "models": "",
+    "data": "",
+    "config": "models data",
+    "storage": "config",
+    "inspect": "internals storage",
+    "reports": "config storage inspect",
+    "bench": "internals models config storage",
+    "training": "internals models data config storage",
+    "generators": "models data config storage training",
+    "launch": "data config storage training generators",
+    "cli": "internals data config storage inspect reports bench training generators launch",
+}
+REPORTS = ["model", "tables", "plots", "render"]  # the rooms of the reports, each of which uses those before it
+PUBLIC = {
+    "mixnorm": {*mixnorm.__all__, "__version__"},
+    "mixnorm.functional": {"mixture_inference", "mixture_normalize"},
+    "mixnorm.gmm": {"GaussianMixture", "fit_mixture", "kmeans_plus_plus"},
+    "mixnorm.fisher": {"gaussian_fisher_vector", "mixture_fisher_vector"},
+}
+
+
+def modules(package):
+    """The files of a package by their names in it, ``""`` for that of the package itself."""
+    root = Path(package.__file__).parent
+    names = {path: path.relative_to(root).with_suffix("").parts for path in root.rglob("*.py")}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in names.items()}
+
+
+FILES = {"mixnorm": modules(mixnorm), "mixnorm_lab": modules(mixnorm_lab)}
+PATHS = {f"{package}.{name}".rstrip("."): path for package, files in FILES.items() for name, path in files.items()}
+LAB = sorted(name for name in PATHS if name.startswith("mixnorm_lab."))
+MAIN = "mixnorm.__main__"
 
 
 def imports(module):
     """(name, whether at the top level of the file) of everything that a module imports, with full names."""
-    tree = ast.parse(FILES[module].read_text())
+    tree = ast.parse(PATHS[module].read_text())
     lazy = {
         id(node)
         for function in ast.walk(tree)
@@ -162,83 +107,151 @@ def imports(module):
 
 
 def own_imports(module):
-    """The modules of this package that a module imports; ``from mixnorm.gmm import X`` is an import of ``gmm``."""
+    """The modules of both packages that a module imports; ``from mixnorm.gmm import X`` is an import of ``mixnorm.gmm``."""
     for name, at_top in imports(module):
-        if name.split(".")[0] == "mixnorm":
-            inside = name.removeprefix("mixnorm").removeprefix(".")
-            names = (inside, inside.rpartition(".")[0])
-            target = next((m for n in names for m in (n, f"{n}.__init__") if m in FILES), "__init__")
-            yield target, at_top
+        if name.split(".")[0] in FILES:
+            yield next(found for found in (name, name.rpartition(".")[0]) if found in PATHS), at_top
 
 
-def test_every_module_has_a_place():
-    assert set(MODULES) == set(ORDER)
-    assert not any(imports(package) for package in EMPTY)
+def users(target):
+    return {(module, at_top) for module in PATHS for used, at_top in own_imports(module) if used == target}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_nothing_imports_upward(module):
-    above = set(ORDER[: ORDER.index(module)])
-    if module == "ops.backend":  # a compiled model calls the registered operators, and they the dispatch
-        above.add("ops.library")
-    assert {target for target, _ in own_imports(module)} <= above
+def room(module):
+    return module.split(".")[1]
+
+
+def empty(files):
+    """Packages with nothing but a docstring."""
+    return {name for name, path in files.items() if path.name == "__init__.py" and not ast.parse(path.read_text()).body[1:]}
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+
+def test_every_module_of_the_library_has_a_place():
+    assert FILES["mixnorm"].keys() - empty(FILES["mixnorm"]) - {"", "__main__"} == set(LIBRARY)
+
+
+@pytest.mark.parametrize("module", LIBRARY)
+def test_the_library_imports_nothing_upward(module):
+    above = {f"mixnorm.{name}" for name in LIBRARY[: LIBRARY.index(module)]}
+    above |= {f"mixnorm.{target}" for user, target in UPWARD if user == module}
+    assert {target for target, _ in own_imports(f"mixnorm.{module}")} <= above
+
+
+def test_the_library_does_without_the_laboratory():
+    """But for the command, which is the laboratory's, and loads it when it runs."""
+    found = {(m, at_top) for m in PATHS for target, at_top in own_imports(m) if target.startswith("mixnorm_lab")}
+    assert {(module, at_top) for module, at_top in found if module not in LAB} == {(MAIN, False)}
 
 
 @pytest.mark.parametrize("chosen", sorted(CHOSEN))
 def test_only_the_backend_imports_what_it_chooses_from_and_only_when_it_runs(chosen):
-    assert {(m, at_top) for m in MODULES for target, at_top in own_imports(m) if target == chosen} == {
-        ("ops.backend", False)
-    }
+    assert users(f"mixnorm.{chosen}") == {("mixnorm.ops.backend", False)}
 
 
 def test_only_the_backend_and_the_kernels_themselves_import_the_kernels():
-    inside = {module for module in MODULES if module.startswith("ops.triton.")}
-    users = {module for module in MODULES for target, _ in own_imports(module) if target in inside}
-    assert users - inside == {"ops.backend"}
+    inside = {module for module in PATHS if module.startswith("mixnorm.ops.triton")}
+    assert {user for module in inside for user, _ in users(module)} - inside == {"mixnorm.ops.backend"}
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("models.")])
+# --- the laboratory ---------------------------------------------------------------------------------------------------
+
+
+def test_every_module_of_the_laboratory_is_in_a_room_and_no_room_is_crowded():
+    assert {room(module) for module in LAB} == set(ROOMS)
+    for folder in {path.parent for path in FILES["mixnorm_lab"].values()}:
+        assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 12
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_uses_the_rooms_that_it_names_which_come_before_it(name):
+    assert set(ROOMS[name].split()) <= set(list(ROOMS)[: list(ROOMS).index(name)])
+    inside = [module for module in LAB if room(module) == name]
+    used = {target for module in inside for target, _ in own_imports(module) if target in LAB}
+    assert {room(target) for target in used} - {name} == set(ROOMS[name].split())
+
+
+def test_the_rooms_of_the_reports_use_those_before_them():
+    for number, name in enumerate(REPORTS):
+        inside = [module for module in LAB if module.startswith(f"mixnorm_lab.reports.{name}.")]
+        used = {target for module in inside for target, _ in own_imports(module) if ".reports." in target}
+        assert {target.split(".")[2] for target in used} <= set(REPORTS[: number + 1])
+
+
+def test_no_modules_of_the_laboratory_import_each_other_in_a_circle():
+    TopologicalSorter({module: {target for target, _ in own_imports(module)} - {module} for module in LAB}).prepare()
+
+
+@pytest.mark.parametrize("module", LAB)
+def test_the_laboratory_uses_public_names_of_the_library(module):
+    if module == "mixnorm_lab.internals":  # which lists the others
+        return
+    for name, _ in imports(module):
+        if name.split(".")[0] == "mixnorm":
+            owner, _, what = name.rpartition(".")
+            assert name == "mixnorm" or what in PUBLIC[owner]
+
+
+@pytest.mark.parametrize("module", [module for module in LAB if room(module) == "models"])
 def test_models_stand_on_torch_alone(module):
     outside = {name.split(".")[0] for name, _ in imports(module)} - sys.stdlib_module_names
-    assert outside <= {"torch", "mixnorm"} | ({"triton"} if module.endswith("_kernel") else set())
-    assert all(target.startswith("models.") for target, _ in own_imports(module))
+    assert outside <= {"torch", "mixnorm_lab"} | ({"triton"} if module.endswith("_kernel") else set())
+
+
+# --- optional packages ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("package", "where"),
     [
-        ("numba", {"ops.compiled", "ops.compiled_kernels"}),
+        ("numba", {"mixnorm.ops.compiled", "mixnorm.ops.compiled_kernels"}),
         (
             "triton",
-            {module for module in MODULES if module.startswith("ops.triton.")}
-            | {"data.resident_kernel", "models.relu_max_pool_kernel", "experiments.fused_rmsprop"},
+            {module for module in PATHS if module.startswith("mixnorm.ops.triton")}
+            | {
+                f"mixnorm_lab.{n}" for n in ("data.resident_kernel", "models.relu_max_pool_kernel", "training.fused_rmsprop")
+            },
         ),
-        ("matplotlib", {"demo", "bench.plots", "reports.figures", "reports.gan", "reports.inspection", "reports.modes"}),
-        ("sklearn", {"bench.scikit_learn", "data.digits"}),
-        ("typer", {"cli.common"}),
-        ("ray", {"experiments.ray_engine"}),
+        (
+            "matplotlib",
+            {"mixnorm_lab.demo", "mixnorm_lab.bench.plots"} | {module for module in LAB if ".reports.plots." in module},
+        ),
+        ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
+        ("typer", {"mixnorm_lab.cli.common"}),
+        ("ray", {"mixnorm_lab.launch.ray_cluster"}),
         (
             "rich",
-            {"bench.display", "reports.table", "experiments.progress"}
-            | {f"cli.{name}" for name in ("experiments", "generators", "results", "runs")},
+            {"mixnorm_lab.bench.display", "mixnorm_lab.reports.tables.table", "mixnorm_lab.launch.display"}
+            | {f"mixnorm_lab.cli.{name}" for name in ("experiments", "generators", "results", "runs")},
         ),
     ],
 )
 def test_optional_packages_are_imported_in_few_places(package, where):
-    assert {module for module in MODULES for name, _ in imports(module) if name.split(".")[0] == package} <= where
+    assert {module for module in PATHS for name, _ in imports(module) if name.split(".")[0] == package} <= where
 
 
 @pytest.mark.parametrize("module", ["bench.plots", "bench.scikit_learn"])
 def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
-    assert not any(at_top for user in MODULES for target, at_top in own_imports(user) if target == module)
+    assert not any(at_top for _, at_top in users(f"mixnorm_lab.{module}"))
 
 
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
     optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray")
     code = (
-        "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm.bench.run;"
+        "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_reports_read_records_alone():
+    """Neither what trains nor torch is loaded: tables and pages are made where there are records, and nothing else."""
+    code = "import sys, mixnorm_lab.reports; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in result.stdout.split() if name.startswith("mixnorm_lab.")}
+    assert {room(name) for name in loaded} == {"reports", *ROOMS["reports"].split()}
+    assert not {"torch", "mixnorm"} & set(result.stdout.split())

@@ -1,0 +1,167 @@
+"""What is measured: every case as data. A case is one group of variants that are timed side by side, in turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+BENCHMARKS = {
+    "layer": "Forward and backward of one layer.",
+    "cost": "The paper's cost table: whole training steps of DenseNet with its last norm replaced.",
+    "inference": "Evaluation of one layer, with a full history of ten batches.",
+    "fit": "The fit of a mixture alone; on a CPU beside scikit-learn.",
+    "scaling": "Forward and backward of one layer against the points, the channels and the components.",
+    "memory": "Peak memory of a training step of one layer.",
+}
+LAYOUTS = ("channels_last", "contiguous")
+COMPONENTS = (1, 2, 3, 5, 8)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One group of variants that are timed side by side.
+
+    Args:
+        benchmark: one of ``BENCHMARKS``.
+        shape: of the norm's input, (N, C, H, W); for the fit, (m, D).
+        components: the K of the mixture norms beside the one batch norm.
+        dtype: "fp32" or "bf16".
+        layout: "channels_last" or "contiguous".
+        mode: "graph" or "eager" on a GPU, "cpu" elsewhere.
+        data: "modes", three modes as after a ReLU; "normal", one, where all responsibilities are soft.
+        series: for "scaling", what grows: "m", "C" or "K".
+        depth: for "cost", the layers of the DenseNet.
+    """
+
+    benchmark: str
+    shape: tuple[int, ...]
+    components: tuple[int, ...] = (3,)
+    dtype: str = "fp32"
+    layout: str = "channels_last"
+    mode: str = "graph"
+    data: str = "modes"
+    series: str = ""
+    depth: int = 0
+    em_iters: int = 2
+
+    @property
+    def name(self) -> str:
+        return f"densenet{self.depth}-b{self.shape[0]}" if self.depth else "x".join(map(str, self.shape))
+
+    @property
+    def channels(self) -> int:
+        return self.shape[1]
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def points(self) -> int:
+        """m, the points that the norm sees."""
+        return self.numel // self.channels
+
+    def __str__(self) -> str:
+        parts = [self.benchmark, self.series, self.name, self.dtype, self.mode]
+        parts += [self.layout] if self.layout != "channels_last" else []
+        parts += [self.data] if self.data != "modes" else []
+        return " ".join(part for part in parts if part)
+
+
+# Shape, dtype, and whether the eager mode is measured too: where a launch costs more than the work.
+GPU_LAYERS = [
+    ((256, 128, 8, 8), "fp32", True),
+    ((256, 128, 8, 8), "bf16", True),
+    ((64, 448, 8, 8), "fp32", True),
+    ((256, 128, 16, 16), "fp32", False),
+    ((256, 64, 32, 32), "bf16", False),
+    ((256, 256, 56, 56), "fp32", False),
+    ((256, 256, 56, 56), "bf16", False),
+]
+CPU_LAYERS = [(64, 128, 8, 8), (64, 448, 8, 8), (64, 64, 32, 32)]
+FITS = [(4096, 128), (1024, 448), (4096, 256)]
+SCIKIT_LEARN_FIT = (16384, 128)
+# Depth, batch and channels of the paper's table; its "20 layers" are 19 here: 5 a block.
+COST = [(19, 64, 196), (40, 64, 448), (40, 128, 448)]
+
+
+def gpu_cases() -> list[Case]:
+    cases = []
+    for shape, dtype, small in GPU_LAYERS:
+        modes = ("graph", "eager") if small else ("graph",)
+        cases += [Case("layer", shape, COMPONENTS, dtype, mode=mode) for mode in modes]
+    for mode in ("graph", "eager"):
+        cases += [Case("cost", (batch, c, 8, 8), (2, 3, 4, 5), mode=mode, depth=depth) for depth, batch, c in COST]
+    cases += [Case("inference", shape, (3,), dtype) for shape, dtype, _ in GPU_LAYERS]
+    cases += [Case("fit", shape, (2, 3, 5, 8), mode=mode) for shape in FITS for mode in ("graph", "eager")]
+    cases += [Case("scaling", (n, 64, 32, 32), (3,), series="m") for n in (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192)]
+    cases += [Case("scaling", (256, c, 16, 16), (3,), series="C") for c in (16, 32, 64, 128, 256, 512, 1024, 2048)]
+    cases += [Case("scaling", (256, 64, 32, 32), (1, 2, 3, 5, 8, 12, 16), series="K")]
+    cases += [Case("memory", shape, (3, 8), dtype, mode="eager") for shape, dtype, _ in GPU_LAYERS]
+    return cases
+
+
+def cpu_cases() -> list[Case]:
+    cases = [Case("layer", shape, (3,), data="normal") for shape in CPU_LAYERS]
+    cases += [Case("layer", shape, COMPONENTS) for shape in CPU_LAYERS]
+    cases += [Case("cost", (64, 196, 8, 8), (3,), depth=19)]
+    cases += [Case("inference", shape, (3,), data=data) for data in ("normal", "modes") for shape in CPU_LAYERS]
+    cases += [Case("fit", SCIKIT_LEARN_FIT, (3,)), *(Case("fit", shape, (2, 3, 5, 8)) for shape in FITS)]
+    cases += [Case("scaling", (n, 64, 32, 32), (3,), series="m") for n in (1, 4, 16, 64, 256)]
+    cases += [Case("scaling", (64, c, 8, 8), (3,), series="C") for c in (16, 64, 256, 1024)]
+    cases += [Case("scaling", (64, 64, 32, 32), COMPONENTS, series="K")]
+    cases += [Case("memory", shape, (3,), data="normal") for shape in CPU_LAYERS]
+    return [replace(case, mode="cpu") for case in cases]
+
+
+def quick_cases(device: str) -> list[Case]:
+    """A few seconds of everything: whether it runs, not how fast."""
+    modes = ("cpu",) if device == "cpu" else ("graph", "eager")
+    small = (8, 16, 4, 4)
+    cases = []
+    for mode in modes:
+        cases += [Case("layer", small, (1, 3), dtype, mode=mode) for dtype in ("fp32", "bf16")]
+        cases += [Case("cost", (4, 52, 8, 8), (2,), mode=mode, depth=7)]
+        cases += [Case("inference", small, (3,), mode=mode)]
+        cases += [Case("fit", (256, 16), (2, 3), mode=mode)]
+    cases += [Case("scaling", (n, 8, 4, 4), (3,), mode=modes[0], series="m") for n in (2, 8, 32)]
+    cases += [Case("scaling", (8, c, 4, 4), (3,), mode=modes[0], series="C") for c in (4, 16, 64)]
+    cases += [Case("scaling", small, (1, 2, 4), mode=modes[0], series="K")]
+    return [*cases, Case("memory", (32, 16, 64, 64), (3,), mode=modes[-1])]
+
+
+def all_cases(device: str, *, quick: bool = False, layouts: Sequence[str] = ("channels_last",)) -> list[Case]:
+    """Every case of a device ("cuda" or "cpu"). Layouts are those of "layer", "inference" and "memory"."""
+    cases = quick_cases(device) if quick else gpu_cases() if device == "cuda" else cpu_cases()
+    fixed = [case for case in cases if case.benchmark in ("fit", "cost", "scaling")]
+    free = [case for case in cases if case not in fixed]
+    wanted = [replace(case, layout=layout) for layout in layouts for case in free] + fixed
+    return sorted(wanted, key=lambda case: list(BENCHMARKS).index(case.benchmark))
+
+
+def select(cases: Sequence[Case], terms: Iterable[str]) -> list[Case]:
+    """The cases that fit all terms: a benchmark, a case's name, a dtype, mode, layout, kind of data, series, or "K=3".
+
+    Terms of one kind are alternatives. A term that fits nothing is a ValueError with the choices.
+    """
+    kinds = ("benchmark", "name", "dtype", "mode", "layout", "data", "series")
+    choices = {kind: list(dict.fromkeys(getattr(c, kind) for c in cases if getattr(c, kind))) for kind in kinds}
+    choices["K"] = [f"K={k}" for k in sorted({k for case in cases for k in case.components})]
+    wanted: dict[str, list[str]] = {}
+    for term in terms:
+        kind = next((kind for kind, names in choices.items() if term in names), None)
+        if kind is None:
+            known = "; ".join(", ".join(names) for names in choices.values() if names)
+            raise ValueError(f"{term!r} matches no case here: choose from {known}")
+        wanted.setdefault(kind, []).append(term)
+    components = [int(term.removeprefix("K=")) for term in wanted.pop("K", choices["K"])]
+    found = [
+        replace(case, components=tuple(k for k in case.components if k in components))
+        for case in cases
+        if all(getattr(case, kind) in names for kind, names in wanted.items())
+    ]
+    found = [case for case in found if case.components]
+    if not found:
+        raise ValueError("no case fits all of these at once: leave one of them out")
+    return found

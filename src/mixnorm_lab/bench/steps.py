@@ -1,0 +1,182 @@
+"""What is timed: the inputs of a case, and for each variant a function without arguments that does the work once.
+
+A step reads nothing back from the GPU and leaves nothing behind, so that it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixnorm import MixtureNorm2d, convert
+from mixnorm.gmm import fit_mixture
+from mixnorm_lab.bench.cases import Case
+from mixnorm_lab.internals import check_backend
+from mixnorm_lab.models.densenet import DenseNet
+
+Step = Callable[[], None]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+HISTORY = 10
+NUM_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Variant:
+    """``name`` is "batch_norm", "scikit_learn", or the backend of mixture norm: "triton", "compiled" or "reference"."""
+
+    name: str
+    num_components: int | None = None
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.name not in ("batch_norm", "scikit_learn")
+
+    @property
+    def backend(self) -> str:
+        """What a layer is asked for. "auto" finds the compiled loops; the others are named, so that the label is true."""
+        return "auto" if self.name == "compiled" else self.name
+
+    def __str__(self) -> str:
+        return self.name if self.num_components is None else f"{self.name} K={self.num_components}"
+
+
+def backend_in_use(device: str, backend: str) -> str:
+    """The implementation that "auto" stands for on this device; others as they are, after a check that they can run."""
+    check_backend(backend)
+    if backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError("--backend triton cannot run on a CPU: use auto")
+    if backend != "auto":
+        return backend
+    if device == "cpu":
+        return "compiled" if importlib.util.find_spec("numba") else "reference"
+    try:
+        check_backend("triton")
+    except RuntimeError:
+        return "reference"
+    return "triton"
+
+
+def make_inputs(case: Case, device: str) -> tuple[Tensor, ...]:
+    """What all variants of a case share.
+
+    "cost": images (N, 3, 32, 32) and labels (N,); "fit": points (m, D); others: x and the upstream gradient, (N, C, H, W).
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    if case.benchmark == "cost":
+        images = torch.randn(case.shape[0], 3, 32, 32, device=device, generator=generator)
+        labels = torch.randint(NUM_CLASSES, case.shape[:1], device=device, generator=generator)
+        return images.contiguous(memory_format=torch.channels_last), labels
+    if case.benchmark == "fit":
+        return (points(*case.shape, data=case.data, device=device, generator=generator),)
+    n, c, h, w = case.shape
+    x = points(n * h * w, c, data=case.data, device=device, generator=generator)
+    x = x.view(n, h, w, c).permute(0, 3, 1, 2).to(DTYPES[case.dtype])
+    if case.layout == "contiguous":
+        x = x.contiguous()
+    return x.requires_grad_(), torch.randn_like(x)
+
+
+def points(count: int, channels: int, *, data: str, device: str, generator: torch.Generator) -> Tensor:
+    """(count, channels), never zeros: "normal" has one mode, "modes" three, as an activation after a ReLU."""
+    x = torch.randn(count, channels, device=device, generator=generator)
+    if data == "modes":
+        centers = torch.randn(3, channels, device=device, generator=generator)
+        x += centers[torch.randint(3, (count,), device=device, generator=generator)]
+    return x
+
+
+def make_step(case: Case, variant: Variant, inputs: tuple[Tensor, ...]) -> Step:
+    if case.benchmark == "cost":
+        return model_step(case, variant, *inputs)
+    if case.benchmark == "fit":
+        return fit_step(case, variant, *inputs)
+    if case.benchmark == "inference":
+        return evaluation(make_norm(case, variant, inputs[0].device), inputs[0])
+    return training_step(make_norm(case, variant, inputs[0].device), *inputs)
+
+
+def make_norm(case: Case, variant: Variant, device: torch.device) -> nn.Module:
+    if not variant.is_mixture:
+        return nn.BatchNorm2d(case.channels, device=device)
+    assert variant.num_components is not None
+    return MixtureNorm2d(
+        case.channels,
+        device=device,
+        num_components=variant.num_components,
+        em_iters=case.em_iters,
+        history=HISTORY,
+        backend=variant.backend,
+    )
+
+
+def training_step(norm: nn.Module, x: Tensor, upstream: Tensor) -> Step:
+    """Forward, and backward to the input, γ and β. The gradients are returned, not accumulated: no step sees the last."""
+    wanted = (x, *norm.parameters())
+
+    def step() -> None:
+        torch.autograd.grad(norm(x), wanted, upstream)
+
+    return step
+
+
+def evaluation(norm: nn.Module, x: Tensor) -> Step:
+    fill_history(norm, x)
+
+    def step() -> None:
+        with torch.no_grad():
+            norm(x)
+
+    return step
+
+
+def fill_history(norm: nn.Module, x: Tensor) -> None:
+    """As many training steps as the history holds, then evaluation mode."""
+    norm.train()
+    with torch.no_grad():
+        for _ in range(HISTORY):
+            norm(x)
+    norm.eval()
+
+
+def model_step(case: Case, variant: Variant, images: Tensor, labels: Tensor) -> Step:
+    """A training step of DenseNet as in the paper: Nesterov momentum of 0.9, weight decay of 1e-4.
+
+    The rate is lower than the paper's, because one batch is repeated a few thousand times.
+    """
+    torch.manual_seed(0)
+    model = DenseNet(case.depth, 12, NUM_CLASSES)
+    if variant.is_mixture:
+        options = {"num_components": variant.num_components, "em_iters": case.em_iters, "backend": variant.backend}
+        convert(model, "last_norm", **options)
+    assert model.last_norm.num_features == case.channels
+    model.to(images.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        # At the end, not at the start: a capture then begins, and ends, without gradients.
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def fit_step(case: Case, variant: Variant, sample: Tensor) -> Step:
+    k = variant.num_components
+    assert k is not None
+    if variant.name == "scikit_learn":
+        from mixnorm_lab.bench.scikit_learn import fit
+
+        array = sample.numpy()
+        return lambda: fit(array, k)
+
+    def step() -> None:
+        fit_mixture(sample, k, em_iters=case.em_iters, backend=variant.backend)
+
+    return step

@@ -1,0 +1,64 @@
+"""What does the runs of a command: this machine, a Ray cluster, or the processes that torchrun started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from mixnorm_lab.cli.common import choice, choose_device, typer
+from mixnorm_lab.launch import ray_cluster
+from mixnorm_lab.launch.ray_cluster import Cluster
+from mixnorm_lab.launch.torchrun import joined, launched, own_device
+from mixnorm_lab.training.team import ALONE, Team
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What does the runs of a command.
+
+    Args:
+        device: that a run is done on.
+        here: the device of this process, which with a cluster does none.
+    """
+
+    device: torch.device
+    here: torch.device
+    jobs: int = 1
+    cluster: Cluster | None = None
+    team: Team = ALONE
+
+
+@contextmanager
+def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator[Engine]:
+    """For commands with many runs."""
+    choice("--engine", name, ("local", "ray"))
+    if launched():
+        raise ValueError("torchrun starts one run: use it with mixnorm train, and for many runs --jobs or --engine ray")
+    if name == "local":
+        if address is not None:
+            raise ValueError("--address is that of a Ray cluster: add --engine ray")
+        where = choose_device(device)
+        yield Engine(where, where, jobs)
+        return
+    if jobs > 1:
+        raise ValueError("--jobs is not for Ray, which begins a run wherever a GPU or a core is free: leave it out")
+    with ray_cluster.connected(address) as cluster:
+        yield Engine(cluster.device(device), choose_device("auto"), cluster=cluster)
+
+
+@contextmanager
+def for_one(device: str) -> Iterator[Engine]:
+    """For one run, which the processes of torchrun do together."""
+    where = choose_device(device)
+    if launched():
+        where = own_device(where)
+    with joined(where) as team:
+        try:
+            yield Engine(where, where, team=team)
+        except ValueError:
+            if team.is_first:
+                raise
+            raise typer.Exit(2) from None  # a mistake in the command, which the first one tells

@@ -1,0 +1,289 @@
+"""``mixnorm compare``, ``train`` and ``reproduce``: commands that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from mixnorm_lab.cli import generators
+from mixnorm_lab.cli.common import Debug, Device, Json, choice, mistakes, print_json, typer
+from mixnorm_lab.cli.engines import Engine, for_many, for_one
+from mixnorm_lab.cli.options import (
+    Address,
+    Asked,
+    Average,
+    BatchSize,
+    Compile,
+    Components,
+    Data,
+    EmIters,
+    EngineName,
+    Epochs,
+    Features,
+    Jobs,
+    Layers,
+    Model,
+    NormMomentum,
+    OptimizerName,
+    Option,
+    Precision,
+    Rate,
+    Recalibrate,
+    Seeds,
+    Validation,
+    WeightDecay,
+    as_asked,
+    preset_of,
+    refuse,
+)
+from mixnorm_lab.cli.runs import run_and_report
+from mixnorm_lab.config import catalog
+from mixnorm_lab.launch.one_run import Files
+
+
+def compare(
+    task: Annotated[
+        str, typer.Option("--task", help="classify, or gan: generators of a grid, a ring or of cifar10.")
+    ] = "classify",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            help="digits (unless given), cifar10, cifar100, a folder, or my_module:loaders; for gan grid, ring or cifar10.",
+        ),
+    ] = None,
+    model: Model = None,
+    layers: Layers = None,
+    components: Components = None,
+    em_iters: EmIters = None,
+    option: Option = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: OptimizerName = None,
+    lr: Rate = None,
+    weight_decay: WeightDecay = None,
+    seeds: Seeds = 5,
+    recalibrate: Recalibrate = 0,
+    precision: Precision = "fp32",
+    validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
+    average: Average = 0.0,
+    torch_compile: Compile = False,
+    features: Features = None,
+    jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
+    device: Device = "auto",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder; one below runs/ for these settings, unless given.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Is mixture norm better than batch norm here, how much sooner, and what does it look like?
+
+    Trains both with several seeds, and leaves records, pictures and report.html in a folder. The same command goes on where
+    it was interrupted.
+
+    Example: mixnorm compare --data cifar10 --seeds 3
+
+    Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
+    returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
+
+    Generators: mixnorm compare --task gan --data ring --seeds 3, or with cifar10, by their Fréchet distance.
+    """
+    with mistakes():
+        choice("--task", task, ("classify", "gan"))
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
+        if task == "gan":
+            refuse(
+                "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
+                weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
+                compile=torch_compile or None,
+            )  # fmt: skip
+            if generators.is_plane(data or "grid"):
+                refuse(
+                    f"the {data or 'grid'}", precision=None if precision == "fp32" else precision, features=features,
+                    recalibrate=recalibrate or None, average=average or None, jobs=None if jobs == 1 else jobs,
+                    address=address, engine=None if engine == "local" else engine,
+                    device=None if device in ("auto", "cpu") else device,
+                )  # fmt: skip
+                generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
+                raise typer.Exit(0)
+        with for_many(engine, address, device, jobs) as where:
+            if task == "gan":
+                refuse("DCGAN", components=components, em_iters=em_iters)
+                code = _compare_generators(str(data), seeds, epochs, asked, features, where, out, as_json)
+            else:
+                if features is not None:
+                    raise ValueError("--features is for generators: add --task gan, or leave it out")
+                preset, folder = preset_of(
+                    data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
+                    weight_decay, asked, where.device,
+                )  # fmt: skip
+                configs = preset.pair(seeds)
+                name = "-".join(part.replace(":", ".") for part in (preset.data, preset.model))
+                root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
+                title = f"Batch norm and mixture norm: {preset.model} on {preset.data}"
+                code = run_and_report(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
+    raise typer.Exit(code)
+
+
+def _compare_generators(
+    data: str,
+    seeds: int,
+    epochs: int | None,
+    asked: Asked,
+    features: str | None,
+    engine: Engine,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """The paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
+    folder = Path(data) if Path(data).is_dir() else None
+    if data != "cifar10" and folder is None:
+        raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
+    configs = [as_asked(config, config.seed, epochs, asked, engine.device) for config in generators.pair(seeds)]
+    configs, network = generators.with_features(configs, features)
+    root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
+    title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
+    return run_and_report(configs, root, engine, Files(folder, network), as_json=as_json, title=title)
+
+
+def train(
+    name: Annotated[str | None, typer.Argument(help="An experiment of the paper; or say it all with options.")] = None,
+    data: Data = "digits",
+    model: Model = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="The batch norms to replace; none of them, unless given.")
+    ] = None,
+    components: Components = None,
+    em_iters: EmIters = None,
+    option: Option = None,
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    optimizer: OptimizerName = None,
+    lr: Rate = None,
+    weight_decay: WeightDecay = None,
+    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
+    recalibrate: Recalibrate = 0,
+    precision: Precision = "fp32",
+    validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
+    average: Average = 0.0,
+    torch_compile: Compile = False,
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """One run: batch norm, or with --layers mixture norm there.
+
+    Example: mixnorm train --data digits --layers conv2 --epochs 10
+
+    Example: mixnorm train cifar-cnn/cifar10/mn-2 --data cifar-folder
+
+    On several GPUs, as one process would with the same batch: torchrun --nproc-per-node 2 -m mixnorm train ...
+    """
+    with mistakes(), for_one(device) as where:
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
+        if name is not None:
+            found = catalog.get(name).config
+            if found.gan is not None:
+                raise ValueError(f"{name} trains a generator: mixnorm reproduce {name} --features RUN does that")
+            refuse(
+                name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
+                option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
+            )  # fmt: skip
+            config = as_asked(found, seed, epochs, asked, where.device)
+            folder = None if data in ("digits", found.data) else Path(data)
+        else:
+            if not layers and not components is em_iters is option is None:
+                raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
+            preset, folder = preset_of(
+                data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
+                asked, where.device,
+            )  # fmt: skip
+            kind = "mixture-norm" if layers else "batch-norm"
+            config = preset.run(f"{preset.model}/{preset.data}/{kind}", seed, mixture=bool(layers))
+        code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
+    raise typer.Exit(code)
+
+
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments, or globs such as 'cifar-cnn/cifar100/*'.")] = None,
+    seeds: Seeds = 1,
+    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Instead of the paper's.")] = None,
+    recalibrate: Recalibrate = 0,
+    precision: Precision = "fp32",
+    validation: Validation = 0.0,
+    norm_momentum: NormMomentum = None,
+    average: Average = 0.0,
+    torch_compile: Compile = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
+    ] = None,
+    features: Features = None,
+    jobs: Jobs = 1,
+    engine: EngineName = "local",
+    address: Address = None,
+    device: Device = "auto",
+    out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
+    list_all: Annotated[bool, typer.Option("--list", help="Name all experiments, with the paper's figures.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Experiments of the paper, by their names.
+
+    Example: mixnorm reproduce cifar-cnn/cifar10/bn-2 cifar-cnn/cifar10/mn-2 --seeds 3
+
+    Example: mixnorm reproduce 'cifar-cnn/cifar100/*' --jobs 4
+
+    Example: mixnorm reproduce '*' --engine ray --address auto --out /shared/runs
+    """
+    if list_all:
+        _list(as_json)
+        return
+    with mistakes():
+        if not names:
+            raise ValueError("which experiments? mixnorm reproduce --list names them")
+        found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
+        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
+        with for_many(engine, address, device, jobs) as where:
+            configs = [
+                as_asked(experiment.config, seed, epochs, asked, where.device)
+                for seed in range(seeds)
+                for experiment in found.values()
+            ]
+            configs, network = generators.with_features(configs, features)
+            title = "The paper's experiments, measured again"
+            code = run_and_report(configs, out, where, Files(data, network), as_json=as_json, title=title)
+    raise typer.Exit(code)
+
+
+def _list(as_json: bool) -> None:
+    rows = [
+        {
+            "name": experiment.name,
+            "epochs": experiment.config.epochs,
+            "layers": list(experiment.config.mixture.layers) if experiment.config.mixture else [],
+            "paper_accuracy": experiment.paper.get("max_accuracy"),
+        }
+        for experiment in catalog.EXPERIMENTS.values()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("experiment", no_wrap=True)  # to be copied
+    table.add_column("epochs", justify="right", no_wrap=True)
+    table.add_column("mixture norm at")
+    table.add_column("paper", justify="right", no_wrap=True)
+    for row in rows:
+        accuracy = row["paper_accuracy"]
+        layers = ", ".join(row["layers"])  # type: ignore[arg-type]
+        table.add_row(row["name"], str(row["epochs"]), layers, f"{accuracy:.2f}%" if accuracy else "")  # type: ignore[arg-type]
+    Console().print(table)

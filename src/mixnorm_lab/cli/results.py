@@ -1,0 +1,145 @@
+"""``mixnorm report``, ``inspect`` and ``data``: commands that look at what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+
+from mixnorm_lab import data as data_sets
+from mixnorm_lab import reports
+from mixnorm_lab.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
+from mixnorm_lab.inspect import norm_inputs
+from mixnorm_lab.inspect.densities import LayerDensities
+from mixnorm_lab.launch.display import DownloadBar
+from mixnorm_lab.reports.model.generators import keep_samples
+from mixnorm_lab.reports.plots import densities
+from mixnorm_lab.storage import records
+from mixnorm_lab.storage.folders import INSPECTION
+from mixnorm_lab.training import build
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder with runs, at any depth.", metavar="DIR")],
+    title: Annotated[str | None, typer.Option("--title")] = None,
+    bench: Annotated[Path | None, typer.Option("--bench", help="A CSV of mixnorm bench cost, for the cost table.")] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", help="Copy the records, compressed, into this folder, and generators' best samples."),
+    ] = None,
+    document: Annotated[
+        Path | None,
+        typer.Option(
+            "--document", help="Write a Markdown document of many experiments instead, with the text of DIR/findings.md."
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tables, pictures and one page from the records of runs.
+
+    Example: mixnorm report runs/reproduce --bench bench.csv
+
+    Example: mixnorm report results --document docs/results.md --bench benchmarks/h200.csv
+    """
+    with mistakes():
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}: mixnorm compare or mixnorm reproduce makes one")
+        found = records.find(folder)
+        if keep is not None:
+            kept = records.keep(found, keep)
+            keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
+        points = reports.points_in(folder) if document is None and not found else {}
+        tables, answers = reports.summary(found)
+        for data, results in points.items():
+            page, table, answer = reports.write_plane(folder, data, results)
+            tables, answers = [*tables, table], [*answers, answer]
+        if document is not None:
+            page = reports.write_document(document, folder, found, bench=bench)
+        elif not points:
+            page = reports.write(folder, found, title=title, bench=bench)
+    if as_json:
+        print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
+        return
+    for sentence in answers:
+        typer.echo(sentence)
+    typer.echo(f"The {'report' if document is None else 'document'} is {page}")
+
+
+def data(
+    name: Annotated[str, typer.Argument(help="digits, cifar10 or cifar100.")],
+    folder: DataFolder = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """A data set: downloads it into the cache unless it is there, checks it, and says what it holds.
+
+    Example: mixnorm data cifar10
+
+    Example: mixnorm data cifar10 --data ~/cifar-10-batches-py
+    """
+    with mistakes(), DownloadBar() as download:
+        found = data_sets.prepare(name, folder, download.show)
+    if as_json:
+        sizes = {"train_images": len(found.train), "test_images": len(found.test), "classes": found.num_classes}
+        print_json({"name": found.name, **sizes, "image": list(found.train.images.shape[1:]), "augment": found.augment})
+        return
+    rows = data_sets.describe(found)
+    width = max(len(key) for key, _ in rows)
+    for key, value in rows:
+        typer.echo(f"{key:{width}}  {value}")
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run, finished or under way.", metavar="RUN")],
+    layer: Annotated[str | None, typer.Option("--layer", help="The norm to look at; unless given, a mixture norm.")] = None,
+    data: DataFolder = None,
+    out: Annotated[Path | None, typer.Option("--out", help="For the pictures; unless given, in the run.")] = None,
+    device: Device = "auto",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """What a norm sees and does: densities of channels before and after, how the components evolve, how many are in use.
+
+    Example: mixnorm inspect runs/digits-digits-cnn-1a2b3c4d/mixture-norm/seed-0
+
+    Example: mixnorm inspect runs/reproduce/inception-v3/cifar100/mn-4/seed-0 --layer inc2.0.2.4
+    """
+    with mistakes():
+        view, epochs, paths = inspect_run(folder, choose_device(device), data, layer, out)
+    if as_json:
+        print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
+        return
+    typer.echo(f"{view.layer} after {epochs} epochs:")
+    for path in paths:
+        typer.echo(f"  {path}")
+    if len(paths) == 1:
+        typer.echo("The components over the training are shown for mixture norms alone: choose one with --layer.")
+
+
+def inspect_run(
+    folder: Path, device: torch.device, data: Path | None, layer: str | None = None, out: Path | None = None
+) -> tuple[LayerDensities, int, list[Path]]:
+    """What a norm of a run sees on a training batch, after how many epochs, and the pictures of it."""
+    record = records.read(_record(folder))
+    model, source = build.prepare(record.config, device, data)
+    epochs = norm_inputs.load_weights(model, folder)
+    images = next(iter(source.train_batches(1, seed=record.config.seed)))
+    view = norm_inputs.layer_densities(model.to(device), images, layer)
+    try:
+        paths = densities.write(out or folder / INSPECTION, densities=view, record=record, layer=view.layer)
+    except ModuleNotFoundError:
+        raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
+    return view, epochs, paths
+
+
+def _record(folder: Path) -> Path:
+    """The record of a run's folder."""
+    path = folder / records.NAME
+    if path.is_file():
+        return path
+    below = sorted(found.parent for found in folder.rglob(records.NAME)) if folder.is_dir() else []
+    if below:
+        raise ValueError(f"{folder} has {len(below)} runs: choose one, such as {below[-1]}")
+    raise ValueError(f"{folder} has no run: mixnorm compare, train or reproduce makes one")

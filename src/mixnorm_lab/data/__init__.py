@@ -1,0 +1,49 @@
+"""Data sets as tensors: scikit-learn's digits, CIFAR-10 and CIFAR-100, and batches of them made on the device."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from mixnorm_lab.data import cifar, digits
+from mixnorm_lab.data.dataset import DataSet, Images, describe, validation_split
+from mixnorm_lab.data.download import DownloadProgress, cache_folder, fetch
+from mixnorm_lab.data.resident import Resident
+
+__all__ = [
+    "NAMES", "DataSet", "Images", "Resident", "cache_folder", "describe", "fetch", "load", "prepare", "validation_split",
+]  # fmt: skip
+
+NAMES = ("digits", "cifar10", "cifar100")
+
+
+def load(name: str, folder: Path | None = None) -> DataSet:
+    """A data set by its name, one of ``NAMES``.
+
+    ``folder`` has the official files of CIFAR, their folder or the archive; the cache, unless given. Nothing is downloaded.
+    """
+    _check(name, folder)
+    if name == "digits":
+        return digits.read()
+    return cifar.read(name, Path(folder or cache_folder()))
+
+
+def prepare(name: str, folder: Path | None = None, progress: DownloadProgress | None = None) -> DataSet:
+    """:func:`load`, after a download where the files in the cache are missing or damaged. Given folders stay as they are."""
+    _check(name, folder)
+    if name == "digits" or folder is not None:
+        return load(name, folder)
+    try:
+        return load(name)
+    except (FileNotFoundError, ValueError):
+        cifar.unpack(name, fetch(name, progress=progress))
+        return load(name)
+
+
+def _check(name: str, folder: Path | None) -> None:
+    if name not in NAMES:
+        nearest = difflib.get_close_matches(name, NAMES, cutoff=0.4)
+        hint = f", but near {' and '.join(nearest)}" if nearest else ""
+        raise ValueError(f"data set {name!r} is unknown{hint}: choose from {', '.join(NAMES)}")
+    if name == "digits" and folder is not None:
+        raise ValueError("The data set digits comes with scikit-learn and is read from no folder: leave --data out")

@@ -1,0 +1,1 @@
+"""Generators of images and of points in the plane: their training, and how they are measured."""

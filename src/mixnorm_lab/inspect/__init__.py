@@ -1,0 +1,1 @@
+"""What a norm of a trained model gets, and what it makes of it."""

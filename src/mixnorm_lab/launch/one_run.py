@@ -1,0 +1,109 @@
+"""How one of many runs is done: the same in this process, in one of several, and on a cluster."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.generators import gan
+from mixnorm_lab.storage.folders import run_folder
+from mixnorm_lab.training import build
+from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.progress import UPDATE_SECONDS, RunProgress
+from mixnorm_lab.training.run import train
+from mixnorm_lab.training.team import ALONE, Team
+
+# Of one run: the others go on. An OSError is not among them: a full disk, or a folder in use, concerns them all.
+MISTAKES = (ValueError, NotFinite)
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where things are that runs need: the official files of the data set (the cache, unless given), and for generators the
+    network of the features: the folder of a classifier's run, or a file of weights."""
+
+    data: Path | None = None
+    features: Path | None = None
+
+
+NO_FILES = Files()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed: the sentence for its user, and the traceback for whoever looks into it."""
+
+    sentence: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        return cls(" ".join(str(error).split()), "".join(traceback.format_exception(error)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs are done: the folder that they have theirs in, the device, and the files that they need."""
+
+    root: Path
+    device: torch.device
+    files: Files = NO_FILES
+
+
+def train_one(config: RunConfig, place: Place, progress: RunProgress, team: Team = ALONE) -> Failure | None:
+    """Does a run, or the rest of it. An OSError is raised: the other runs would meet it, too."""
+    try:
+        with build.explained(config):
+            folder, files = run_folder(place.root, config), place.files
+            if config.gan is not None:
+                gan.train_prepared(
+                    config, folder, device=place.device, features=files.features, data_folder=files.data, progress=progress
+                )
+                return None
+            try:
+                model, source = build.prepare(config, place.device, files.data, team)
+            except BaseException:
+                progress.end("failed")
+                raise
+            train(config, folder, model=model, source=source, device=place.device, progress=progress, team=team)
+    except MISTAKES as error:
+        return Failure.of(error)
+    return None
+
+
+def attempt(config: RunConfig, place: Place, send: Callable[[str, Any], None]) -> tuple[str, Failure | None]:
+    """:func:`train_one` in a process that others wait for: its progress is sent, and its end is a message for them."""
+    try:
+        return "done", train_one(config, place, Forwarded(send))
+    except OSError as error:
+        return "stop", Failure.of(error)
+
+
+class Forwarded:
+    """RunProgress that another process shows. A step is told now and then: it may take less time than the telling."""
+
+    def __init__(self, send: Callable[[str, Any], None]) -> None:
+        self.send = send
+        self.next_step = 0.0
+
+    def start(self, name: str, epochs: int, steps: int, done: int) -> None:
+        self.send("start", (name, epochs, steps, done))
+
+    def step(self, done: int) -> None:
+        now = time.monotonic()
+        if now >= self.next_step:
+            self.next_step = now + UPDATE_SECONDS
+            self.send("step", (done,))
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        self.send("epoch", (dict(row),))
+
+    def end(self, reason: str) -> None:
+        self.send("end", (reason,))

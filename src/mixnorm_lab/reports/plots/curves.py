@@ -1,0 +1,227 @@
+"""The curves of a report, errors and what was reached when, and the components in use: a pure function of records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mixnorm_lab.reports.model.comparison import compare
+from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, partner, values
+from mixnorm_lab.reports.plots.panels import Panel, panels, styles
+from mixnorm_lab.reports.plots.style import BLUE, DASHES, FORMATS, LAYERS, STYLE, Picture, new_figure, save, slug
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WINDOW = 10  # epochs, the paper's
+MOST_LINES = 14  # layers that have a line each in one picture
+
+# What a picture shows: a number of every epoch, the best so far against steps or seconds, or the components in use.
+KINDS = (PLAIN, RECALIBRATED, "steps", "train_seconds", "train_error", "train_loss", "test_loss", "components")
+
+
+def draw(
+    families: Sequence[Family], folder: Path, kinds: Collection[str] = KINDS, formats: Sequence[str] = FORMATS
+) -> list[Picture]:
+    """All pictures that the records have the numbers for, or those of some kinds."""
+    import matplotlib as mpl
+
+    made: list[tuple[Picture, Figure]] = []
+    with mpl.rc_context(STYLE):
+        for panel in panels(families):
+            made += _curves(panel, kinds)
+        if "components" in kinds:
+            for family in families:
+                made += [drawn for group in family.groups if (drawn := components(group)) is not None]
+        save(made, folder, formats)
+    return [picture for picture, _ in made]
+
+
+def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]]:
+    def there(*keys: str) -> bool:
+        return keys[-1] in kinds and any(all(group.has(key) for key in keys) for group in panel.groups)
+
+    made = [errors(panel, key) for key in (PLAIN, RECALIBRATED) if there(key)]
+    made += [soonest(panel, against) for against in ("steps", "train_seconds") if there(PLAIN, against)]
+    further = ("train_error", "train_loss", "test_loss") if panel.name == "densenet" else ("train_error",)  # as in the paper
+    return made + [errors(panel, key) for key in further if there(key)]
+
+
+TITLES = {
+    PLAIN: ("Test error", "test error in %"),
+    RECALIBRATED: ("Test error, statistics refilled", "test error in %"),
+    "train_error": ("Training error", "training error in %"),
+    "train_loss": ("Training loss", "training loss"),
+    "test_loss": ("Test loss", "test loss"),
+}
+
+
+def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
+    """A number of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
+    title, axis_label = TITLES[key]
+    scale = 100.0 if key.endswith("error") else 1.0
+    figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
+    drawn, shaded = [], {}  # the words for what is shaded, each once
+    for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
+        if not group.has(key):
+            continue
+        x, all_values = _over_seeds(group, key, scale)
+        if len(all_values) > 1:
+            line = centre = all_values.mean(axis=0)
+            deviation = all_values.std(axis=0, ddof=1)
+            shaded["over the seeds"] = True
+        else:
+            window = max(2, min(WINDOW, len(x) // 4))
+            shaded[f"within {window} epochs, of one seed"] = True
+            line = all_values[0]
+            centre, deviation = _rolling(line, window)
+        axis.plot(x, line, label=label, lw=1.6 if len(x) < 60 else 1.2, **style)
+        axis.fill_between(x, centre - deviation, centre + deviation, color=style["color"], alpha=0.18, linewidth=0)
+        drawn.append(line)
+    _limits(axis, drawn)
+    axis.legend(loc="upper right")
+    caption = f"Shaded: one standard deviation {' or '.join(shaded)}."
+    if key == RECALIBRATED:
+        caption += " Before each evaluation the statistics of all norms were refilled from training batches."
+    return Picture(f"{panel.name}-{key.replace('_', '-')}", f"{title}: {panel.title}", caption), figure
+
+
+def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
+    """The lowest test error so far against steps or seconds, and where batch norm's best is reached."""
+    name = "steps" if against == "steps" else "time"
+    ends = [run.epochs[-1][against] for group in panel.groups for run in group.runs]
+    unit, axis_label = _unit(against, max((end for end in ends if end is not None), default=0.0))
+    title = f"Best so far against {name}: {panel.title}"
+    figure, axis = new_figure(title, axis_label, "lowest test error so far, %")
+    drawn: list[np.ndarray] = []
+    dots: list[str] = []
+    for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
+        if not (group.has(PLAIN) and group.has(against)):
+            continue
+        x = _over_seeds(group, against, 1 / unit)[1].mean(axis=0)
+        best = np.fmin.accumulate(_over_seeds(group, PLAIN, 100.0)[1], axis=1)
+        axis.plot(x, best.mean(axis=0), label=label, **style)
+        if len(best) > 1:
+            low, high = best.mean(axis=0) - best.std(axis=0, ddof=1), best.mean(axis=0) + best.std(axis=0, ddof=1)
+            axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+        drawn.append(best.mean(axis=0))
+        base = partner(group, panel.groups)
+        if base is None:
+            continue
+        made = compare(group, base)
+        when = made.steps if against == "steps" else made.seconds
+        assert made.base_best.mean is not None  # the base has test errors
+        level = 100 - made.base_best.mean
+        if group is base:
+            axis.axhline(level, color=BLUE, lw=0.9, ls=style["linestyle"], alpha=0.7, zorder=1)
+        elif when.mean is not None:
+            dots.append(" with one standard deviation over the seeds" if when.deviation is not None else "")
+            spread = {} if when.deviation is None else {"xerr": when.deviation / unit, "elinewidth": 1.2, "capsize": 2.5}
+            axis.errorbar(
+                when.mean / unit, level, fmt="o", ms=6.5, color=style["color"], mec="white", mew=1, zorder=5, **spread
+            )
+    _limits(axis, drawn, skip=8)
+    axis.set_xlim(left=0)
+    axis.legend(loc="upper right")
+    caption = "Thin line: batch norm's best."
+    if dots:
+        caption += f" Dot: where mixture norm gets there{max(dots)}."
+    return Picture(f"{panel.name}-best-by-{name}", title, caption), figure
+
+
+def components(group: Group) -> tuple[Picture, Figure] | None:
+    """The components in use in each layer; None where they were not recorded."""
+    recorded = [run for run in group.runs if run.epochs and all(epoch["components"] for epoch in run.epochs)]
+    if not recorded:
+        return None
+    epochs = min(len(run.epochs) for run in recorded)
+    layers = list(recorded[0].epochs[0]["components"])
+    used = np.array(
+        [[[e["components"].get(layer, np.nan) for e in run.epochs[:epochs]] for layer in layers] for run in recorded],
+        dtype=float,
+    )
+    x = np.array([epoch["epoch"] for epoch in recorded[0].epochs[:epochs]])
+    top = float(np.nanmax(used, initial=1.0))
+    if group.config.mixture is not None:
+        top = max(top, group.config.mixture.options.get("num_components", top))
+    title = f"Components in use: {group.name}"
+    if len(layers) > MOST_LINES:
+        caption, figure = _components_map(title, layers, x, used.mean(axis=0), top)
+    else:
+        caption, figure = _components_lines(title, layers, x, used, top)
+    return Picture(f"components-{slug(group.name)}", title, caption), figure
+
+
+def _components_lines(title: str, layers: list[str], x: np.ndarray, used: np.ndarray, top: float) -> tuple[str, Figure]:
+    """A line for each layer, smoothed as in the paper. ``used``: (runs, layers, epochs)."""
+    figure, axis = new_figure(title, "epoch", "components in use")
+    window = max(2, min(WINDOW, len(x) // 4))
+    for i, layer in enumerate(layers):
+        smooth, deviation = (np.mean([_rolling(run[i], window)[part] for run in used], axis=0) for part in (0, 1))
+        smooth = smooth + 0.03 * (i - (len(layers) - 1) / 2)  # equal lines would hide each other
+        color, dash = LAYERS[i % len(LAYERS)], DASHES[i // len(LAYERS) % len(DASHES)]
+        axis.plot(x, smooth, color=color, ls=dash, label=layer)
+        axis.fill_between(x, smooth - deviation, smooth + deviation, color=color, alpha=0.15, linewidth=0)
+    axis.set_ylim(0, top + 0.5)
+    axis.set_yticks(range(int(top) + 1))
+    axis.legend(loc="lower left", ncols=2 if len(layers) > 4 else 1)
+    caption = f"For each mixture norm, averaged over {window} epochs; shaded: one standard deviation."
+    return caption + (" Lines are drawn a little apart." if len(layers) > 1 else ""), figure
+
+
+def _components_map(title: str, layers: list[str], x: np.ndarray, used: np.ndarray, top: float) -> tuple[str, Figure]:
+    """Too many layers for lines: one row for each, its colour the components. ``used``: (layers, epochs)."""
+    figure, axis = new_figure(title, "epoch", "mixture norm")
+    extent = (x[0] - 0.5, x[-1] + 0.5, len(layers) + 0.5, 0.5)
+    axis.grid(visible=False)
+    shown = axis.imshow(used, aspect="auto", extent=extent, vmin=1, vmax=top, cmap="YlOrBr", interpolation="nearest")
+    figure.colorbar(shown, ax=axis, label="components in use", ticks=range(1, int(top) + 1))
+    return f"A row is a mixture norm, from {layers[0]} above to {layers[-1]} below.", figure
+
+
+def _over_seeds(group: Group, key: str, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs (E,) and values (runs, E), as long as the shortest run."""
+    count = min(len(run.epochs) for run in group.runs)
+    x = np.array([epoch["epoch"] for epoch in group.runs[0].epochs[:count]])
+    return x, np.array([values(run, key, scale)[:count] for run in group.runs])
+
+
+def _rolling(line: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation within a window around each epoch, shorter at both ends."""
+    parts = [line[max(0, i - window // 2) : i + (window + 1) // 2] for i in range(len(line))]
+    return np.array([np.mean(part) for part in parts]), np.array([np.std(part) for part in parts])
+
+
+def _unit(against: str, largest: float) -> tuple[float, str]:
+    """What the axis counts in, and what it says."""
+    if against == "steps":
+        return (1000, "thousand gradient updates") if largest >= 10_000 else (1, "gradient updates")
+    return next(
+        (unit, f"{name} of training")
+        for limit, unit, name in ((200, 1, "seconds"), (12_000, 60, "minutes"), (float("inf"), 3600, "hours"))
+        if largest < limit
+    )
+
+
+def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
+    """Errors that fall by a large factor stand on a logarithmic axis; others without the first, steepest 1/skip."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    there = [line[np.isfinite(line)] for line in lines]
+    there = [line for line in there if len(line)]
+    if not there:
+        return
+    low, high = min(line.min() for line in there), max(line.max() for line in there)
+    if low > 0 and high / low > 6:
+        axis.set_yscale("log")
+        axis.set_ylim(low / 1.15, high * 1.15)
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        return
+    top = max(line[len(line) // skip] for line in there)
+    margin = 0.04 * (top - low) or 1.0
+    axis.set_ylim(low - margin, top + margin)

@@ -1,0 +1,81 @@
+"""How all pictures of a report look, what one is, and how it becomes files. Batch norm is blue, mixture norm orange."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BLUE = "#4477aa"
+ORANGES = ("#ee7733", "#8a3a0e", "#f5b48a", "#c2570c", "#5c2405")
+DASHES: Any = (
+    "-",
+    (0, (4, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+)  # one for each batch norm, and the mixture norms beside it
+INK = "#333333"
+LAYERS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#555555")
+STYLE: Any = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": INK,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e6e6e6",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.6,
+    "svg.hashsalt": "mixnorm",
+}
+SIZE = (4.8, 3.5)  # inches: text stays readable at the width of a phone
+FORMATS = ("png", "svg")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Two files in a folder, ``name.png`` and ``name.svg``, and what to say about them. ``wide``: as wide as the page."""
+
+    name: str
+    title: str
+    caption: str
+    wide: bool = False
+
+
+def save(made: Sequence[tuple[Picture, Figure]], folder: Path, formats: Sequence[str] = FORMATS) -> None:
+    """Writes the files of each picture, the same bytes each time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for picture, figure in made:
+        for kind in formats:
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(folder / f"{picture.name}.{kind}", dpi=200, facecolor="white", metadata=metadata)
+
+
+def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
+    """An empty figure with one axis, and what stands on it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axis = figure.add_subplot()
+    axis.set_title(title.replace("$", r"\$"), color=INK, wrap=True)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    if x == "epoch":
+        axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return figure, axis
+
+
+def slug(text: str) -> str:
+    """Text as a part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,0 +1,182 @@
+"""What a report says, in order, before it is Markdown or HTML."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mixnorm_lab.reports.model import comparison, groups
+from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family
+from mixnorm_lab.reports.plots import curves, densities, distance_curves
+from mixnorm_lab.reports.plots.style import Picture
+from mixnorm_lab.reports.tables import cost, details, distances, results
+from mixnorm_lab.reports.tables.table import Table
+from mixnorm_lab.storage.folders import INSPECTION
+from mixnorm_lab.storage.measurements import Row
+from mixnorm_lab.storage.records import Record
+
+READING = (
+    "Accuracies are the largest so far on the test images, for both norms alike, as in the paper. "
+    "A step is one gradient update. Seconds are of training alone, without evaluation."
+)
+REFILLED = (
+    "Running statistics lag behind the weights while the learning rate is large, for every norm. "
+    "Here they were refilled from training batches before each evaluation."
+)
+
+NO_PICTURES = "There are no pictures, because matplotlib is not installed: pip install matplotlib"
+
+
+@dataclass(frozen=True)
+class Section:
+    """``said``: paragraphs in Markdown, which only a document has. ``commands``: for a terminal, to run it again.
+    ``folded``: there for those who look for it."""
+
+    title: str
+    text: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    said: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a report says, in order.
+
+    Args:
+        answers: the result, a sentence or two for each comparison.
+        key_numbers: (number, what it is), where there is one comparison.
+        pictures: the folder that holds the pictures' files.
+    """
+
+    title: str
+    answers: tuple[str, ...]
+    key_numbers: tuple[tuple[str, str], ...]
+    sections: tuple[Section, ...]
+    pictures: Path
+
+
+def assemble(
+    records: Sequence[Record],
+    *,
+    title: str | None = None,
+    pictures_folder: Path,
+    paper: bool = True,
+    cost_rows: Sequence[Row] = (),
+) -> Report:
+    """Everything that records have to say. Draws the pictures.
+
+    Args:
+        paper: whether the paper's numbers stand beside ours.
+        cost_rows: of ``mixnorm bench cost``, for the cost table.
+    """
+    families = groups.families(record for record in records if record.config.gan is None)
+    generators = groups.families(record for record in records if record.config.gan is not None)
+    pictures: list[Picture] = []
+    made: list[Picture] = []
+    missing: tuple[str, ...] = ()
+    try:
+        pictures = curves.draw(families, pictures_folder)
+        made = distance_curves.draw(generators, pictures_folder)
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        missing = (NO_PICTURES,)
+    sections = [_results(families, PLAIN, paper)]
+    told = tuple(found for family in generators if (found := distances.distances(family, paper)).rows)
+    sections.append(Section("Generators", tables=told, pictures=tuple(made)))
+    open_runs = details.unfinished([*families, *generators])
+    if open_runs.rows:
+        sections.append(Section("Runs that are not finished", tables=(open_runs,)))
+    first = [picture for picture in pictures if not _is_further(picture)]
+    sections.append(Section("Curves", text=missing, pictures=tuple(first)))
+    if any(group.has(RECALIBRATED) for family in families for group in family.groups):
+        sections.append(_results(families, RECALIBRATED, paper))
+    further = tuple(picture for picture in pictures if _is_further(picture))
+    inside = () if missing else tuple(_inside(families, pictures_folder))
+    sections.append(Section("Inside the training", pictures=further + inside))
+    if any(row["benchmark"] == "cost" for row in cost_rows):
+        sections.append(Section("What it costs", tables=(cost.table(cost_rows),)))
+    every = tuple(table for family in (*families, *generators) for table in details.settings(family))
+    sections.append(Section("Settings", tables=every, folded=True))
+    sections.append(Section("Every run", tables=(details.runs(families),) if families else (), folded=True))
+    sections.append(Section("Where the figures come from", tables=(details.environments(records),), folded=True))
+    kept = tuple(section for section in sections if section.text or section.tables or section.pictures)
+    answers = (*(_answers(families) if families else ()), *distances.answers(generators))
+    return Report(title or _title([*families, *generators]), answers, _key_numbers(families), kept, pictures_folder)
+
+
+def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
+    """The views of one run with mixture norms, where the report is about one comparison: how its components evolved and, if
+    ``mixnorm inspect`` has looked at it, the densities."""
+    mixtures = [group for family in families for group in family.groups if not group.is_batch_norm and group.runs]
+    if len(mixtures) != 1:
+        return []
+    run = mixtures[0].runs[0]
+    found = densities.draw(folder, record=run)
+    looked_at = [] if run.path is None else sorted((run.path.parent / INSPECTION).glob("densities-*.svg"))
+    for path in looked_at:
+        for file in (path, path.with_suffix(".png")):
+            shutil.copyfile(file, folder / file.name)
+        found.append(Picture(path.stem, "Densities before and after batch norm and mixture norm", "", wide=True))
+    return found
+
+
+def _is_further(picture: Picture) -> bool:
+    return picture.name.startswith("components") or picture.name.endswith(("-loss", "train-error"))
+
+
+def _results(families: Sequence[Family], key: str, paper: bool) -> Section:
+    found: list[Table] = []
+    for family in families:
+        if any(group.has(key) for group in family.groups):
+            found += [results.accuracies(family, key, paper), results.speed(family, key, paper)]
+    text = (READING,) if key == PLAIN else (REFILLED, *comparison.answers(families, key))
+    return Section("Results" if key == PLAIN else "Results with refilled statistics", text if found else (), tuple(found))
+
+
+def _title(families: Sequence[Family]) -> str:
+    places = list(dict.fromkeys(f"{family.model} on {family.data}" for family in families))
+    return "Mixture norm against batch norm" + (f": {places[0]}" if len(places) == 1 else "")
+
+
+def _answers(families: Sequence[Family]) -> list[str]:
+    found = comparison.answers(families)
+    everything = [run for family in families for group in family.groups for run in (*group.runs, *group.left_out)]
+    left = sum(not run.finished for run in everything)
+    if not found:
+        norms = {group.is_batch_norm for family in families for group in family.groups if group.runs}
+        trained = {
+            (True,): "only batch norm was trained",
+            (False,): "only mixture norm was trained",
+            (False, True): "batch norm and mixture norm were not trained with the same settings",
+        }
+        found = [f"There is no comparison yet: {trained.get(tuple(sorted(norms)), 'nothing was trained')}."]
+    if left:
+        found.append(f"{left} of {len(everything)} runs {'is' if left == 1 else 'are'} not finished.")
+    return found
+
+
+def _key_numbers(families: Sequence[Family]) -> tuple[tuple[str, str], ...]:
+    made = [found for family in families for found in comparison.best_comparisons(family)]
+    if len(made) != 1:
+        return ()
+    [one] = made
+    found = []
+    if one.fewer_steps is not None:
+        word = "fewer" if one.fewer_steps >= 0 else "more"
+        within = ", within the spread" if one.as_soon else ""
+        found.append((f"{abs(one.fewer_steps):.0f}%", f"{word} steps to batch norm's best{within}"))
+    else:
+        found.append((f"{one.steps.n} of {one.steps.of}", "runs reached batch norm's best"))
+    if one.gain.mean is not None:
+        spread = "" if one.gain.deviation is None else f" ± {one.gain.deviation:.2f}"
+        found.append((f"{one.gain.mean:+.2f}{spread}".replace("-", "−"), "points of best accuracy"))
+    if one.less_time is not None:
+        found.append((f"{abs(one.less_time):.0f}%", f"{'less' if one.less_time >= 0 else 'more'} training time to it"))
+    found.append((str(one.gain.of), "seeds" if one.gain.of > 1 else "seed"))
+    return tuple(found)

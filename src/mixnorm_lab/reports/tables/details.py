@@ -1,0 +1,149 @@
+"""The tables behind a report: every run, what is not finished, the settings, and where the numbers come from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from mixnorm_lab.config.run_config import FEATURES, is_own
+from mixnorm_lab.reports.model.comparison import duration
+from mixnorm_lab.reports.model.groups import RECALIBRATED, Family, Group, accuracy, reached
+from mixnorm_lab.reports.tables.results import RUN
+from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
+from mixnorm_lab.storage.records import Record
+
+
+def unfinished(families: Sequence[Family]) -> Table:
+    """The runs that are not finished, diverged or were interrupted."""
+    columns = [
+        RUN, Column("seed", "seed", digits=0), text_column("state", "state"), text_column("epochs", "epochs"),
+        text_column("message", "message"), text_column("folder", "folder"),
+    ]  # fmt: skip
+    rows: list[dict[str, Value]] = []
+    for group, run, folder in _all(families):
+        if not run.finished:
+            state = {"not finite": "diverged", None: "running, or killed"}.get(run.reason, run.reason)
+            message = (run.ends[-1].get("message") if run.ends and not run.running else None) or ""
+            done = f"{run.epochs[-1]['epoch'] if run.epochs else 0} of {run.config.epochs}"
+            told = {"state": state, "epochs": done, "message": message, "folder": folder}
+            rows.append({"run": group.name, "seed": run.config.seed, **told})
+    return Table("Runs that are not finished", columns, rows).used()
+
+
+def runs(families: Sequence[Family]) -> Table:
+    """Every run by itself."""
+    columns = [
+        RUN, Column("seed", "seed", digits=0), Column("epochs", "epochs", digits=0),
+        Column("best", "best accuracy", unit="%"), Column("best_epoch", "in epoch", digits=0),
+        Column("last", "last accuracy", unit="%"),
+        Column("refilled", "best, statistics refilled", unit="%"), text_column("training", "training"),
+        text_column("all", "in all"), text_column("folder", "folder"),
+    ]  # fmt: skip
+    rows = [{"run": group.name, **_run_row(run), "folder": folder} for group, run, folder in _all(families) if run.epochs]
+    return Table("Every run", columns, rows).used()
+
+
+def _all(families: Sequence[Family]) -> list[tuple[Group, Record, str]]:
+    """Every run with its group and its folder, from the folder on that holds them all."""
+    found = [(group, run) for family in families for group in family.groups for run in group.all_runs]
+    found.sort(key=lambda pair: (pair[0].name, pair[1].config.seed))
+    folders = [run.path.resolve().parent for _, run in found if run.path is not None]
+    root = Path(os.path.commonpath(folders)) if len(set(folders)) > 1 else None
+
+    def named(run: Record) -> str:
+        if run.path is None:
+            return ""
+        folder = run.path.resolve().parent
+        return folder.name if root is None else folder.relative_to(root).as_posix()
+
+    return [(group, run, named(run)) for group, run in found]
+
+
+def _run_row(run: Record) -> dict[str, Value]:
+    last, best = run.epochs[-1], accuracy(run)
+    first = None if best is None else reached(run, best)
+    return {
+        "seed": run.config.seed,
+        "epochs": last["epoch"],
+        "best": best,
+        "best_epoch": None if first is None else first["epoch"],
+        "last": None if last["test_error"] is None else 100 - 100 * last["test_error"],
+        "refilled": accuracy(run, RECALIBRATED),
+        "training": None if last["train_seconds"] is None else duration(last["train_seconds"]),
+        "all": None if last["seconds"] is None else duration(last["seconds"]),
+    }
+
+
+def settings(family: Family) -> Sequence[Table]:
+    """What all groups of a family share, and what they differ in."""
+    flat = [_settings(group) for group in family.groups]
+    keys = list(dict.fromkeys(key for values in flat for key in values))
+    shared = [key for key in keys if len({values.get(key) for values in flat}) == 1]
+    first = [text_column("setting", "setting"), text_column("value", "value")]
+    shared_rows: list[dict[str, Value]] = [{"setting": key, "value": flat[0][key]} for key in shared]
+    tables = [Table(f"Settings: {family.title}", first, shared_rows)]
+    differing = [key for key in keys if key not in shared]
+    if differing:
+        columns = [RUN, *(text_column(key, key) for key in differing)]
+        rows: list[dict[str, Value]] = [{"run": g.label, **values} for g, values in zip(family.groups, flat, strict=True)]
+        tables.append(Table(f"What differs: {family.title}", columns, rows))
+    return tables
+
+
+def _settings(group: Group) -> dict[str, str]:
+    config = group.config
+    optimizer, schedule = config.optimizer, config.schedule
+    constant = {
+        "rmsprop": f", smoothing {optimizer.smoothing:g}",
+        "nesterov": f", momentum {optimizer.momentum:g}",
+        "adam": f", β₁ {optimizer.betas[0]:g}, β₂ {optimizer.betas[1]:g}",
+    }
+    when = {
+        "constant": "constant",
+        "exponential": f"× {schedule.factor:g} every {f'{schedule.every} epochs' if schedule.every > 1 else 'epoch'}",
+        "step": f"× {schedule.factor:g} at {', '.join(f'{100 * share:g}%' for share in schedule.at)} of the training",
+    }
+    told = {
+        "model": config.model,
+        "data": config.data + (f", {100 * config.validation:g}% held out to test on" if config.validation else ""),
+        "epochs": str(config.epochs),
+        "batch size": "that of the loaders" if is_own(config.data) else str(config.batch_size),
+        "optimizer": optimizer.name + constant.get(optimizer.name, ""),
+        "learning rate": f"{optimizer.lr:g}",
+        "weight decay": f"{optimizer.weight_decay:g}",
+        "schedule": when[schedule.name],
+        "precision": config.precision,
+        "evaluated": f"weights averaged with a decay of {config.average:g}" if config.average else "the last weights",
+        "compiled": "yes" if config.compile else "no",
+        "memory format": "channels_last" if config.channels_last else "contiguous",
+        "crops and flips": {None: "as suits the data", True: "yes", False: "no"}[config.augment],
+        "refilled from": f"{config.recalibrate} batches" if config.recalibrate else "never",
+        "norm": "batch norm" if config.mixture is None else "mixture norm",
+    }
+    if config.norm_momentum is not None:
+        told["momentum of the norms"] = f"{config.norm_momentum:g}"
+    if config.gan is not None:
+        told |= {
+            "updates an epoch": f"{config.gan.updates:,}",
+            "distance": FEATURES[config.gan.features],
+            "measured": f"every {config.gan.evaluate_every} epochs, of {config.gan.samples:,} samples",
+            "networks": f"{config.gan.latent} dimensions of noise, {config.gan.channels} channels",
+        }
+    if config.mixture is not None:
+        told["layers"] = ", ".join(config.mixture.layers)
+        told |= {name: str(value) for name, value in config.mixture.options.items()}
+    return told
+
+
+def environments(records: Iterable[Record]) -> Table:
+    """Where the numbers come from: what the runs' environments say, each value once."""
+    said: dict[str, dict[str, None]] = {}
+    for record in records:
+        for key, value in record.environment.items():
+            if value is not None:
+                said.setdefault(key, {})[str(value)] = None
+    columns = [text_column("what", "what"), text_column("value", "value")]
+    return Table(
+        "Where the figures come from", columns, [{"what": key, "value": ", ".join(values)} for key, values in said.items()]
+    )

@@ -1,0 +1,189 @@
+"""A table as data, and as Markdown, HTML, JSON or a rich table."""
+
+from __future__ import annotations
+
+import html
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mixnorm_lab.reports.model.measured import Measured
+
+NAME_WIDTH = 24  # characters of a name that a terminal shows in one piece
+
+
+Value = str | int | float | Measured | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and how its cells are written.
+
+    Args:
+        digits: after the decimal point.
+        unit: follows each number, such as "%".
+        missing: what stands where no run has the number.
+    """
+
+    key: str
+    heading: str
+    digits: int = 2
+    unit: str = ""
+    missing: str = "—"
+    numeric: bool = True
+
+    def text(self, value: Value) -> str:
+        """A cell without the paper's number."""
+        if value is None:
+            return "—"
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, Measured):
+            return self._number(value)
+        if value.mean is None:
+            return self.missing
+        spread = "" if value.deviation is None else f" ± {self._number(value.deviation, unit='')}"
+        part = "" if value.n == value.of else f" in {value.n} of {value.of}"
+        return f"{self._number(value.mean, unit='')}{spread}{self.unit}{part}"
+
+    def paper(self, value: Value) -> str:
+        """The paper's number in a cell, if it has one."""
+        if not isinstance(value, Measured) or value.paper is None:
+            return ""
+        return f"paper {value.paper if isinstance(value.paper, str) else self._number(value.paper)}"
+
+    def beside(self, value: Value) -> str:
+        """The paper's number, and how much ours differs from it, unless ours is of a part of the runs alone."""
+        text = self.paper(value)
+        if not isinstance(value, Measured) or value.mean is None or not isinstance(value.paper, (int, float)):
+            return text
+        if value.n < value.of:
+            return text
+        difference = self._number(round(value.mean, self.digits) - round(value.paper, self.digits), unit="")
+        return f"{text}, {difference if difference.startswith('−') else f'+{difference}'}"
+
+    def _number(self, value: float, unit: str | None = None) -> str:
+        text = f"{value:,.{self.digits}f}"
+        if not float(text.replace(",", "")):
+            text = text.removeprefix("-")  # −0.00
+        return text.replace("-", "−") + (self.unit if unit is None else unit)
+
+
+def text_column(key: str, heading: str) -> Column:
+    return Column(key, heading, numeric=False)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as data: rows of cells by the keys of their columns."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[dict[str, Value]]
+    notes: Sequence[str] = field(default=())
+
+    def used(self) -> Table:
+        """Without the columns that have no cell."""
+        kept = [column for column in self.columns if any(row.get(column.key) not in (None, "") for row in self.rows)]
+        return Table(self.title, kept, self.rows, self.notes)
+
+    def markdown(self) -> str:
+        def line(cells: Iterable[str]) -> str:
+            return f"| {' | '.join(cells)} |"
+
+        lines = [line(escape_markdown(column.heading) for column in self.columns)]
+        lines.append(line("---:" if column.numeric else "---" for column in self.columns))
+        for row in self.rows:
+            cells = []
+            for column in self.columns:
+                paper = column.beside(row.get(column.key))
+                cells.append(escape_markdown(column.text(row.get(column.key)) + (f" ({paper})" if paper else "")))
+            lines.append(line(cells))
+        notes = [f"\n{escape_markdown(note)}" for note in self.notes]
+        return "\n".join([*lines, *notes])
+
+    def html(self) -> str:
+        """A table in a box that scrolls, for a page that styles ``.box``, ``.num`` and ``.paper``."""
+
+        def attributes(column: Column) -> str:
+            return ' class="num"' if column.numeric else ""
+
+        head = "".join(f'<th scope="col"{attributes(c)}>{html.escape(c.heading)}</th>' for c in self.columns)
+        body = []
+        for row in self.rows:
+            cells = []
+            for i, column in enumerate(self.columns):
+                text, paper = html.escape(column.text(row.get(column.key))), html.escape(column.beside(row.get(column.key)))
+                paper = f'<span class="paper">{paper}</span>' if paper else ""
+                tag = 'th scope="row"' if i == 0 else "td"
+                cells.append(f"<{tag}{attributes(column)}>{text}{paper}</{tag.split()[0]}>")
+            body.append(f"<tr>{''.join(cells)}</tr>")
+        label = html.escape(self.title, quote=True)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+        notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
+        return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
+
+    def rich(self, width: int = 80) -> Any:
+        """A ``rich.table.Table`` for a terminal of that width: numbers are written closely, and stay in one piece if they
+        can. Where there is less room, their spread stands below them; nothing is ever cut off."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        made = RichTable(
+            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title_justify="left",
+            caption_justify="left",
+        )  # fmt: skip
+        made.title, made.caption = Text(self.title + "\n", "bold"), Text("\n".join(["", *self.notes]) if self.notes else "")
+        for spread in ("±", "\n±"):
+            cells = [[_narrow(column, row.get(column.key), spread) for column in self.columns] for row in self.rows]
+            widths = [_widths(column, [row[i] for row in cells]) for i, column in enumerate(self.columns)]
+            # The name of a row stays in one piece, too, unless it would take the room of the numbers.
+            whole = [column.numeric or (i == 0 and widths[0][0] <= NAME_WIDTH) for i, column in enumerate(self.columns)]
+            fits = sum(widths[i][not whole[i]] for i in range(len(widths))) + 2 * (len(widths) - 1) <= width
+            if fits:
+                break
+        for i, column in enumerate(self.columns):
+            heading = column.heading
+            if column.numeric:  # no wider than the numbers, unless a word is
+                parts = heading.replace(", ", ",\n").splitlines()
+                heading = "\n".join(line for part in parts for line in textwrap.wrap(part, widths[i][0]))
+            side: Any = "right" if column.numeric else "left"
+            made.add_column(Text(heading), justify=side, overflow="fold", no_wrap=whole[i] and fits)
+        for row in cells:
+            made.add_row(*(Text.assemble(text, (paper, "dim")) for text, paper in row))
+        return made
+
+    def json(self) -> dict[str, Any]:
+        def value(cell: Value) -> Any:
+            return dict(vars(cell)) if isinstance(cell, Measured) else cell
+
+        return {
+            "title": self.title,
+            "columns": {column.key: column.heading for column in self.columns},
+            "rows": [{column.key: value(row.get(column.key)) for column in self.columns} for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:
+    """A cell for a terminal, and the paper's number on a line below it. ``spread``: what stands before it."""
+    text, paper = column.text(value), column.paper(value)
+    if column.numeric:
+        text = text.replace(" ± ", spread).replace(" in ", "\nin ")
+    return text, f"\n{paper}" if paper else ""
+
+
+def _widths(column: Column, cells: Sequence[tuple[str, str]]) -> tuple[int, int]:
+    """How wide a column is with its lines in one piece, and how wide it must be for its longest word."""
+    lines = [line for cell in cells for part in cell for line in part.splitlines()]
+    words = [*column.heading.split(), *(word for line in lines for word in line.split())]
+    heading = max(map(len, column.heading.split()))
+    return max([heading, *map(len, lines)]), max(map(len, words))
+
+
+def escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", " ".join(text.split()))

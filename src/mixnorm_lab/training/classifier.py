@@ -1,0 +1,133 @@
+"""The training of a classifier: its step, its evaluation, and its epochs, each of which is followed by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixnorm import recalibrate
+from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.data.sources import Source
+from mixnorm_lab.training.loop import TrainingLoop, load_statistics
+from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.step import Step, autocast
+from mixnorm_lab.training.team import ALONE, Team
+
+GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
+
+
+class ClassifierStep(Step):
+    """A classifier's: a batch, forward and backward pass, and the optimizer's step. Its numbers: the loss and the error."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        source: Source,
+        *,
+        device: torch.device,
+        bf16: bool,
+        team: Team = ALONE,
+        torch_compile: bool = False,
+    ) -> None:
+        super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16, team=team)
+        if torch_compile and team.size > 1:
+            raise ValueError("several processes that train together are not compiled: leave --compile out")
+        self.model = model
+        self.optimizer = optimizer
+        if torch_compile:
+            self._torch_compiled = torch.compile(model)
+
+    def update(self) -> None:
+        images, labels = self.source.batch(self.number)
+        with self.autocast:
+            logits = self._forward(images)
+        logits = logits.float()
+        loss = F.cross_entropy(logits, labels)
+        loss.backward()
+        numbers = loss.detach(), (logits.argmax(1) != labels).float().mean()
+        gradients = (parameter.grad for parameter in self.model.parameters())
+        self.team.average([*numbers, *(gradient for gradient in gradients if gradient is not None)])
+        self.optimizer.step()
+        # At the end, not at the start: a capture then begins, and ends, without gradients.
+        self.optimizer.zero_grad(set_to_none=True)
+        self.note(*numbers)
+
+    def _forward(self, images: Tensor) -> Tensor:
+        if self._torch_compiled is None:
+            return self.model(images)
+        from torch._dynamo.exc import TorchDynamoException  # takes a second, which who does not compile should not wait
+
+        try:
+            return self._torch_compiled(images)
+        except TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"torch.compile does not take this model ({reason}): leave --compile out") from error
+
+
+class ClassifierLoop(TrainingLoop):
+    """Epochs of a classifier, each followed by an evaluation on the test images."""
+
+    def __init__(
+        self, config: RunConfig, model: nn.Module, source: Source, device: torch.device, team: Team = ALONE
+    ) -> None:
+        super().__init__(config, {"model": model}, "model", source, device, team)
+        self.step = ClassifierStep(
+            model, self.optimizers["model"], source, device=device, bf16=self.bf16, team=team, torch_compile=config.compile
+        )
+
+    def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
+        test, fresh = self._evaluate()
+        return {
+            "train_loss": means[0],
+            "train_error": means[1],
+            "test_loss": test[0],
+            "test_error": test[1],
+            "recalibrated_loss": fresh[0],
+            "recalibrated_error": fresh[1],
+        }
+
+    def _evaluate(self) -> tuple[list[float], list[float | None]]:
+        """The test images' loss and error, with the running statistics, and if asked for with fresh ones."""
+        model, batch = self.evaluated, GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
+        load_statistics(model, self.watched)
+        where: dict[str, Any] = {"device": self.device, "bf16": self.bf16, "team": self.team}
+        test = evaluate(model, self.source.test_batches(batch), **where)
+        if not test[0].isfinite() and any(not images.isfinite().all() for images, _ in self.source.test_batches(batch)):
+            raise NotFinite("the images to test on are not finite: remove what is infinite or not a number from the data")
+        if not self.config.recalibrate:
+            return test.tolist(), [None, None]
+        with autocast(self.device, self.bf16):
+            recalibrate(model, self.source.train_batches(self.config.recalibrate, seed=self.config.seed + self.epoch))
+        fresh = evaluate(model, self.source.test_batches(batch), **where)
+        return test.tolist(), fresh.tolist()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    device: torch.device,
+    bf16: bool,
+    team: Team = ALONE,
+) -> Tensor:
+    """The mean loss and the share of errors over all images, those of all ranks, (2,), on the device."""
+    total = torch.zeros(2, device=device)
+    count = 0
+    for images, labels in batches:
+        with autocast(device, bf16):
+            logits = model(images)
+        logits = logits.float()
+        wrong = ((logits.argmax(1) != labels) | logits.isnan().any(1)).sum()  # argmax would take NaN for the first class
+        total += torch.stack((F.cross_entropy(logits, labels, reduction="sum"), wrong.float()))
+        count += len(labels)
+    if team.size > 1:
+        total, count = team.add(total), int(team.add(torch.tensor(count, device=device)))
+    if count == 0:
+        raise ValueError("the test data has no images: pass at least one batch of them")
+    return total / count

@@ -1,0 +1,64 @@
+"""The optimizer of a run, and its learning rate, which may change between two replays of a CUDA graph."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from mixnorm_lab.config.run_config import Optimizer
+
+RMSPROP_EPS = 1e-8  # the default of the paper's framework, added to the root, as here
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
+    """Weight decay is added to the gradient. On a GPU a step can be captured, and the learning rate is a tensor there."""
+    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    on_gpu = device.type == "cuda"
+    common: dict[str, Any] = {
+        "lr": torch.tensor(settings.lr, device=device) if on_gpu else settings.lr,
+        "weight_decay": settings.weight_decay,
+    }
+    optimizer: torch.optim.Optimizer
+    if settings.name == "rmsprop":
+        kind = _rmsprop(on_gpu)
+        optimizer = kind(wanted, alpha=settings.smoothing, eps=RMSPROP_EPS, capturable=on_gpu, **common)
+    elif settings.name == "nesterov":
+        momentum = settings.momentum
+        optimizer = torch.optim.SGD(wanted, momentum=momentum, nesterov=momentum > 0, fused=on_gpu, **common)
+    else:
+        optimizer = torch.optim.Adam(wanted, betas=settings.betas, capturable=on_gpu, fused=on_gpu, **common)
+    if on_gpu:
+        optimizer.register_step_pre_hook(align_gradients)
+    return optimizer
+
+
+def _rmsprop(on_gpu: bool) -> type[torch.optim.RMSprop]:
+    if on_gpu and importlib.util.find_spec("triton") is not None:
+        from mixnorm_lab.training.fused_rmsprop import FusedRMSprop
+
+        return FusedRMSprop
+    return torch.optim.RMSprop
+
+
+def align_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Gives every gradient the strides of its parameter.
+
+    Autograd does so too, but for dimensions of one. Where those differ, as they may in channels_last, a fused step is an
+    error, and others go through the parameters one by one.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter.grad.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)  # in place: a captured step reads this address
+        else:
+            group["lr"] = rate

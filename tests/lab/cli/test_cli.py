@@ -1,0 +1,182 @@
+"""Every command: its help, its JSON, what it says without a terminal, and what it answers to a mistake."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import typer.main
+from cli_helpers import invoke, mistake, start
+from typer.testing import CliRunner
+
+from mixnorm_lab.bench.cases import BENCHMARKS
+from mixnorm_lab.cli import app
+from mixnorm_lab.config import catalog
+
+
+def commands(group, path=()):
+    """(path, command) of every command, those of groups as well."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+def test_all_commands_are_there():
+    names = {" ".join(path) for path in COMMANDS}
+    own = {"compare", "train", "reproduce", "report", "inspect", "data"}
+    assert names == own | {f"bench {name}" for name in ("all", "table", "plot", *BENCHMARKS)}
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example_of_its_own_options(path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = invoke(*path, "--help").stdout
+    examples = re.findall(r"mixnorm " + " ".join(path) + r"[^│\n]*", text.split("Example")[1])
+    assert examples
+    known = {option for parameter in COMMANDS[path].params for option in parameter.opts}
+    for example in examples:
+        assert set(re.findall(r"--[a-z-]+", example)) <= known
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_what_prints_a_table_prints_json_as_well(path):
+    known = {option for parameter in COMMANDS[path].params for option in parameter.opts}
+    assert ("--json" in known) == (path != ("bench", "plot"))  # which prints the names of files
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_can_show_where_an_error_arose(path):
+    assert "--debug" in {option for parameter in COMMANDS[path].params for option in parameter.opts}
+
+
+def test_python_m_mixnorm_without_a_terminal(tmp_path):
+    process = start("reproduce", "--list", cwd=tmp_path)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "\x1b" not in out
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+    assert all(name in out for name in catalog.EXPERIMENTS)
+
+
+def test_a_group_without_a_command_shows_its_help():
+    for arguments in ([], ["bench"]):
+        result = CliRunner().invoke(app, arguments, prog_name="mixnorm")
+        assert "Usage:" in result.output
+        assert "bench" in result.output
+        assert "--help says what there is" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["frobnicate"], "mixnorm frobnicate is unknown: choose from compare, train, reproduce"),
+        (["--frobnicate"], "No such option: --frobnicate; mixnorm --help says"),
+        (["compare", "--seed", "3"], r"No such option: --seed .*--seeds.*; mixnorm compare --help says"),
+        (["compare", "--lr"], "'--lr' requires an argument; mixnorm"),
+        (["compare", "--epochs", "0"], "'--epochs'.*; mixnorm compare --help says"),
+        (["compare", "--epochs", "few"], "'--epochs'.*; mixnorm compare --help says"),
+        (["compare", "more"], "mixnorm compare --help says"),
+        (["compare", "--lr", "-1"], "the learning rate is -1.0, but must be a number above 0"),
+        (["compare", "--device", "tpu"], "--device tpu is unknown: choose from auto, cuda, cpu"),
+        (["compare", "--data", "cfar10"], "data set 'cfar10' is unknown, but near cifar10"),
+        (["compare", "--features", "fid"], "--features is for generators: add --task gan"),
+        (["compare", "--task", "gan", "--data", "ring", "-j", "2"], "the ring comes with its own --jobs: leave that out"),
+        (["compare", "--task", "gan", "--precision", "bf16"], "the grid comes with its own --precision: leave that out"),
+        (["train", "-k", "5"], "-k, --em-iters and -o are of mixture norms: add --layers"),
+        (["train", "-o", "inference=mixture"], "-k, --em-iters and -o are of mixture norms: add --layers"),
+        (["train", "dcgan/cifar10/bn"], "bn trains a generator: mixnorm reproduce dcgan/cifar10/bn --features"),
+        (["compare", "--data", "no/such/folder"], "there is no folder no/such/folder: name one"),
+        (["compare", "--data", "."], "has no official files of CIFAR-10 or CIFAR-100: choose"),
+        (["compare", "--model", "digits-cn"], "there is no model 'digits-cn': use digits-cnn"),
+        (["compare", "--model", "cifar-cnn"], "for images of 3 × 32 × 32, but digits has 1 × 8 × 8: choose another"),
+        (["compare", "--layers", "conv9"], "'conv9' matches no batch norm: the model has 'conv1.norm', 'conv2.norm'"),
+        (["compare", "--optimizer", "sgd"], "--optimizer sgd is unknown: choose from rmsprop, nesterov, adam"),
+        (["compare", "--precision", "fp16"], "--precision fp16 is unknown: choose from fp32, bf16"),
+        (["compare", "-o", "foo=1"], "option 'foo' is unknown to mixture norm: choose from activation"),
+        (["compare", "-o", "inference=magic"], "inference='magic'"),
+        (["compare", "-o", "em_iters=few"], "em_iters='few' must be a whole number"),
+        (["compare", "-o", "foo"], "--option foo says no value: write it as name=value"),
+        (["compare", "--task", "gun"], "--task gun is unknown: choose from classify, gan"),
+        (["compare", "--task", "gan", "--data", "rings"], "no generators of 'rings': choose grid, ring, cifar10"),
+        (["compare", "--task", "gan", "--lr", "1"], "--task gan comes with its own --lr: leave that out"),
+        (["compare", "--task", "gan", "--data", "cifar10"], "needs the weights of its feature network: --features names"),
+        (["train", "cifar-cnn/cifar10/bn2"], "no experiment '.*bn2': the nearest are cifar-cnn/cifar10/bn-2"),
+        (["train", "cifar-cnn/cifar10/mn-2", "--lr", "1"], r"comes with its own --lr: leave that out"),
+        (["train", "cifar-cnn/cifar10/mn-2", "--data", "nowhere"], "does not exist.* or name a folder that has them with"),
+        (["reproduce"], "which experiments.* mixnorm reproduce --list names them"),
+        (["reproduce", "inception/*"], f"nearest are inception-v3/.*reproduce --list names all {len(catalog.EXPERIMENTS)}"),
+        (["reproduce", "cifar-cnn/cifar10/bn-2", "--data", "nowhere"], "`mixnorm data cifar10` downloads"),
+        (["report", "nowhere"], "there is no folder nowhere: mixnorm compare or mixnorm reproduce makes one"),
+        (["report", "."], "there are no runs in .: mixnorm compare or mixnorm reproduce trains some"),
+        (["inspect", "nowhere"], "nowhere has no run: mixnorm compare"),
+        (["data", "mnist"], "data set 'mnist' is unknown: choose from digits, cifar10, cifar100"),
+        (["data", "digits", "--data", "."], "is read from no folder: leave --data out"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_with_the_remedy_and_leaves_nothing_behind(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MIXNORM_CACHE", str(tmp_path / "cache"))
+    assert re.search(sentence, mistake(*arguments))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["before", "behind"])
+def test_debug_shows_where_a_mistake_arose(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["report", "."]
+    debug = ["--debug", *arguments] if place == "before" else [*arguments, "--debug"]
+    trace = invoke(*debug, code=2).stderr
+    assert trace.startswith("Traceback")
+    assert "reports/__init__.py" in trace
+    assert trace.splitlines()[-1] == mistake(*arguments)  # the next command is without
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
+    monkeypatch.setattr("mixnorm_lab.training.build._datasets", {})
+    assert mistake("compare") == "The data set digits needs scikit-learn: pip install scikit-learn"
+
+
+def test_the_list_of_experiments():
+    rows = json.loads(invoke("reproduce", "--list", "--json").stdout)
+    assert [row["name"] for row in rows] == list(catalog.EXPERIMENTS)
+    [row] = [row for row in rows if row["name"] == "cifar-cnn/cifar100/mn-8"]
+    assert row == {"name": "cifar-cnn/cifar100/mn-8", "epochs": 100, "layers": ["conv2", "conv3"], "paper_accuracy": 62.96}
+
+
+def test_data(tmp_path):
+    text = invoke("data", "digits").stdout
+    assert re.search(r"training images +1,43\d\ntest images +3\d\d\nimage +1 × 8 × 8\nclasses +10\n", text)
+    found = json.loads(invoke("data", "digits", "--json").stdout)
+    assert found["train_images"] + found["test_images"] == 1797
+    assert (found["image"], found["classes"], found["augment"]) == ([1, 8, 8], 10, False)
+
+
+def test_benchmarks_print_json_alone_on_stdout():
+    arguments = ["--quick", "--device", "cpu", "--backend", "reference", "--only", "fp32,K=1"]
+    result = invoke("bench", "layer", *arguments, "--json")
+    rows = json.loads(result.stdout)
+    assert {row["variant"] for row in rows} == {"batch_norm", "reference"}
+    assert "layer 8x16x4x4 fp32 cpu" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import runpy; runpy.run_module('mixnorm', run_name='__main__')",  # python -m mixnorm
+        "from importlib.metadata import entry_points; [script] = entry_points(group='console_scripts', name='mixnorm');"
+        "script.load()()",  # mixnorm
+    ],
+)
+def test_without_typer_the_command_says_what_to_install(start):
+    code = f"import sys; sys.modules['typer'] = None; {start}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "The command line needs typer and rich: pip install 'mixnorm[tools]'\n"

@@ -1,0 +1,116 @@
+import numpy as np
+import pytest
+from record_helpers import MIXTURE, catalog_record, config, curve, pair, record
+
+from mixnorm_lab.config import catalog
+from mixnorm_lab.reports.model import groups
+from mixnorm_lab.reports.plots import curves, panels
+
+
+def test_batch_norm_is_blue_and_mixture_norm_never_is():
+    made = [catalog_record(found.name) for found in catalog.match("cifar-cnn/cifar100/*")]
+    for panel in panels.panels(groups.families(made)):
+        looks = panels.styles(panel.groups)
+        for group, look in zip(panel.groups, looks, strict=True):
+            assert (look["color"] == panels.BLUE) == group.is_batch_norm
+            assert (look["color"] in panels.ORANGES) != group.is_batch_norm
+        assert len({(look["color"], str(look["linestyle"])) for look in looks}) == len(looks)
+        assert len(set(panel.labels)) == len(panel.labels)
+
+
+def test_the_papers_figures_have_their_curves():
+    made = [catalog_record(found.name) for found in catalog.match("cifar-cnn/cifar100/*")]
+    found = {panel.name: panel.labels for panel in panels.panels(groups.families(made))}
+    assert found["cifar-cnn-em-iterations"] == ("BN-2", "MN-2: EM iter. 2", "MN-5: EM iter. 4", "MN-6: EM iter. 8")
+    assert found["cifar-cnn-layers"] == ("BN-2", "MN-2: conv3", "MN-7: conv2", "MN-8: conv2 + conv3")
+    assert found["cifar-cnn-small-lr-cifar100"] == ("BN-1", "BN-2", "MN-1", "MN-2")
+
+
+def test_averaged_weights_have_a_figure_and_stand_in_the_papers_only_by_themselves():
+    following = "forms/cifar100/all-layers-steady-history-40"
+    names = ("cifar-cnn/cifar100/bn-2", "cifar-cnn/cifar100/mn-2", "best/cifar100", following)
+    averaged = [catalog_record(name, average=0.9) for name in names]
+    both = averaged + [catalog_record(name) for name in names]
+    found = {panel.name: panel.labels for panel in panels.panels(groups.families(both))}
+    assert found["cifar-cnn-small-lr-cifar100"] == ("BN-2", "MN-2")
+    assert sorted(found["best-cifar100"]) == ["BN-2", "recommended form"]
+    ways = [f"mixture norm in all layers, {way}" for way in ("ensemble, T = 10", "steady, T = 40")]
+    assert found["averaged-cifar100"] == ("BN-2", *ways)
+    alone = {panel.name: panel.labels for panel in panels.panels(groups.families(averaged))}
+    assert alone["cifar-cnn-small-lr-cifar100"] == ("BN-2, weights averaged", "MN-2, weights averaged")
+
+
+def test_settings_in_which_runs_of_one_name_differ_stand_in_the_legend():
+    made = [catalog_record("cifar-cnn/cifar100/bn-2", precision=precision) for precision in ("fp32", "bf16")]
+    found = {panel.name: panel.labels for panel in panels.panels(groups.families(made))}
+    assert found["cifar-cnn-small-lr-cifar100"] == ("BN-2, precision: fp32", "BN-2, precision: bf16")
+
+
+def bands(axis):
+    """The lower and upper edge of every shaded area."""
+    for area in axis.collections:
+        points = area.get_paths()[0].vertices
+        xs = np.unique(points[:, 0])
+        yield np.array([(points[points[:, 0] == x, 1].min(), points[points[:, 0] == x, 1].max()) for x in xs]).T
+
+
+def test_curves_over_seeds_have_their_mean_and_deviation():
+    made = [record(config("bn", epochs=6, seed=seed), curve(6, 0.6, 0.2, 3, 0.05, seed)) for seed in range(3)]
+    [panel] = panels.panels(groups.families(made))
+    picture, figure = curves.errors(panel, groups.PLAIN)
+    measured = np.array([[100 * e["test_error"] for e in run.epochs] for run in made])
+    [line] = figure.axes[0].lines
+    np.testing.assert_allclose(line.get_ydata(), measured.mean(axis=0))
+    [(low, high)] = bands(figure.axes[0])
+    np.testing.assert_allclose((high - low) / 2, measured.std(axis=0, ddof=1), rtol=1e-6)
+    assert "over the seeds" in picture.caption
+
+
+def test_one_seed_has_the_papers_window_of_ten_epochs():
+    errors = curve(100, 0.6, 0.3, 3, 0.05, 1)
+    [panel] = panels.panels(groups.families([record(config("bn", epochs=100), errors)]))
+    picture, figure = curves.errors(panel, groups.PLAIN)
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), 100 * errors)
+    [(low, high)] = bands(figure.axes[0])
+    inside = 100 * errors[45:55]  # ten epochs around the 51st
+    assert (high[50] - low[50]) / 2 == pytest.approx(inside.std())
+    assert (high[50] + low[50]) / 2 == pytest.approx(inside.mean())
+    assert "within 10 epochs" in picture.caption
+
+
+@pytest.mark.parametrize(("against", "x"), [("steps", 585), ("train_seconds", 6.0)])
+def test_the_dot_is_where_batch_norms_best_is_reached(against, x):
+    [panel] = panels.panels(groups.families(pair()))
+    _, figure = curves.soonest(panel, against)
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert [(d.get_xdata()[0], d.get_ydata()[0]) for d in dots] == [(x, pytest.approx(20))]
+
+
+def test_components_in_use():
+    def used(number):
+        return {"conv2.norm": 3, "conv3.norm": 2 if number > 10 else 3}
+
+    [family] = groups.families([record(config("mn", epochs=20, mixture=MIXTURE), [0.5] * 20, components=used)])
+    _, figure = curves.components(family.groups[0])
+    first, second = (line.get_ydata() for line in figure.axes[0].lines)
+    assert first == pytest.approx(3, abs=0.1)
+    assert second[[0, -1]] == pytest.approx([3, 2], abs=0.1)
+    assert curves.components(groups.families(pair())[0].groups[1]) is None
+
+
+def test_components_in_use_of_many_layers():
+    """A row of a map for each, in their order, the mean over the runs."""
+    names = [f"block.layer{i}.norm" for i in range(curves.MOST_LINES + 1)]
+    made = [
+        record(config("mn", epochs=3, mixture=MIXTURE, seed=seed), [0.5] * 3,
+               components=lambda number, seed=seed: {name: 1 + (i == number) + seed for i, name in enumerate(names)})
+        for seed in (0, 1)
+    ]  # fmt: skip
+    [family] = groups.families(made)
+    picture, figure = curves.components(family.groups[0])
+    [image] = figure.axes[0].images
+    expected = np.full((len(names), 3), 1.5)
+    expected[[1, 2, 3], [0, 1, 2]] = 2.5
+    assert np.array_equal(image.get_array(), expected)
+    assert image.get_extent() == [0.5, 3.5, len(names) + 0.5, 0.5]
+    assert "from block.layer0.norm above to block.layer14.norm below" in picture.caption

@@ -1,0 +1,348 @@
+"""torch.compile with fullgraph=True: one graph for training, one for evaluation, and the numbers of the uncompiled layer."""
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+from torch import nn
+from torch.library import opcheck
+
+import mixnorm
+from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
+from mixnorm.ops import library, reference_fit
+from mixnorm_lab.models import CifarCNN
+
+SHAPE = (4, 4, 6, 5)
+CONFIGURATIONS = [
+    {},
+    {"affine_mode": "statistics", "activation": "gelu"},
+    {"population": "channel"},
+    {"population": "group", "num_groups": 2},
+    {"inference": "mixture"},
+    {"momentum": None, "history": 2},
+    {"sample_fraction": 0.5, "max_samples": 30, "num_components": 2},
+]
+MORE_CONFIGURATIONS = [
+    {"activation": "relu"},
+    {"affine_mode": "statistics"},
+    {"population": "instance"},
+    {"population": "layer"},
+    {"inference": "paper"},
+    {"affine": False},
+    {"track_running_stats": False},
+    {"num_components": 1},
+    {"backend": "reference"},
+]
+
+
+def with_slow(cases, slow):
+    """The cases of a test, and those that only ``make test-slow`` runs."""
+    return [*cases, *(pytest.param(case, marks=pytest.mark.slow) for case in slow)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def rand(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def images(seed, dtype=torch.float32):
+    x = rand(*SHAPE, seed=seed)
+    return (x + 4 * torch.arange(SHAPE[-1]).remainder(3)).to(dtype)
+
+
+def compiled(module, backend="aot_eager"):
+    return torch.compile(module, fullgraph=True, backend=backend)
+
+
+def step(forward, layer, seed, *, training=True, dtype=torch.float32):
+    """Output and gradients of one pass; the seed tells the input and the random numbers."""
+    layer.train(training)
+    x = images(seed, dtype).requires_grad_()
+    torch.manual_seed(seed)
+    y = forward(x)
+    found = torch.autograd.grad(y, [x, *layer.parameters()], rand(*y.shape, seed=100 + seed, dtype=dtype))
+    return [y.detach(), *found]
+
+
+def pair(**options):
+    """A layer with parameters that are not those of a new one, and its copy."""
+    torch.manual_seed(0)
+    layer = MixtureNorm2d(SHAPE[1], **options)
+    for parameter in layer.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    return layer, copy.deepcopy(layer)
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+def check(plain, other, forward, *, steps=3, dtype=torch.float32, tolerance=1e-5):
+    """The same numbers in training, in evaluation and in the state; nothing is compiled after the first step of each."""
+    for training, seeds in ((True, range(steps)), (False, range(steps, steps + 2))):
+        for seed in seeds:
+            stance = "default" if seed == seeds[0] else "fail_on_recompile"
+            with torch.compiler.set_stance(stance):
+                found = step(forward, other, seed, training=training, dtype=dtype)
+            assert_close(found, step(plain, plain, seed, training=training, dtype=dtype), tolerance)
+    assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), tolerance)
+    if plain.keeps_history:
+        assert other.num_batches_tracked == steps
+
+
+@pytest.mark.parametrize("options", with_slow(CONFIGURATIONS, MORE_CONFIGURATIONS), ids=str)
+def test_as_without_a_compiler(options):
+    plain, other = pair(**options)
+    check(plain, other, compiled(other))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_other_dtypes(dtype):
+    plain, other = pair()
+    tolerance = 1e-5 if dtype == torch.float64 else 2 * torch.finfo(dtype).eps
+    check(plain, other, compiled(other), dtype=dtype, tolerance=tolerance)
+
+
+def test_channels_last():
+    plain, other = pair()
+    forward = compiled(other)
+    x = images(0).contiguous(memory_format=torch.channels_last)
+    results = []
+    for function in (forward, plain):
+        leaf = x.detach().requires_grad_()
+        torch.manual_seed(0)
+        y = function(leaf)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        results.append([y.detach(), *torch.autograd.grad(y, leaf, rand(*SHAPE, seed=1))])
+    assert_close(*results)
+
+
+@pytest.mark.parametrize("population", ["batch", "channel"])
+def test_warm_seeding(population):
+    """From the second batch on: the first has no mixture to start from, and is another graph."""
+    plain, other = pair(seeding="warm", population=population, sample_fraction=1.0)
+    for layer in (plain, other):
+        step(layer, layer, 99)
+    forward = compiled(other)
+    for seed in range(3):
+        with torch.compiler.set_stance("default" if seed == 0 else "fail_on_recompile"):
+            found = step(forward, other, seed)
+        assert_close(found, step(plain, plain, seed))
+    assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
+    assert other.num_batches_tracked == 4
+
+
+def test_warm_seeding_from_a_new_layer():
+    layer, _ = pair(seeding="warm")
+    forward = compiled(layer)
+    for seed in range(2):
+        step(forward, layer, seed)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for seed in range(2, 5):
+            assert all(t.isfinite().all() for t in step(forward, layer, seed))
+    assert layer.num_batches_tracked == 5
+
+
+@pytest.mark.parametrize("population", ["batch", "channel"])
+def test_training_for_pooled_inference(population):
+    """The first batch makes room for the samples; from then on it is one graph."""
+    plain, other = pair(inference="pooled", population=population)
+    forward = compiled(other)
+    for seed in range(4):
+        with torch.compiler.set_stance("default" if seed < 2 else "fail_on_recompile"):
+            found = step(forward, other, seed)
+        assert_close(found, step(plain, plain, seed))
+    torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), equal_nan=True)
+
+
+@pytest.mark.xfail(strict=True, reason="which slots are filled is data, so that evaluation from a pool is not one graph")
+def test_pooled_inference():
+    plain, other = pair(inference="pooled")
+    for layer in (plain, other):
+        step(layer, layer, 0)
+    assert_close(step(compiled(other), other, 1, training=False), step(plain, plain, 1, training=False))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(MixtureNorm1d, (40, 4)), (MixtureNorm1d, (8, 4, 9)), (MixtureNorm3d, (3, 4, 3, 4, 2))]
+)
+def test_other_ranks(kind, shape):
+    results = []
+    for compiler in (compiled, lambda layer: layer):
+        layer = kind(4, activation="silu")
+        x = rand(*shape).requires_grad_()
+        torch.manual_seed(0)
+        y = compiler(layer)(x)
+        results.append(
+            [y.detach(), *torch.autograd.grad(y, [x, *layer.parameters()], rand(*shape, seed=1)), *layer.buffers()]
+        )
+    assert_close(*results)
+
+
+def test_a_batch_that_is_not_finite_stays_out_of_the_history():
+    layer, _ = pair()
+    forward = compiled(layer)
+    forward(images(0))
+    before = copy.deepcopy(layer.state_dict())
+    forward(images(1) * torch.nan)
+    assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
+
+
+def test_no_gradient_wanted():
+    plain, other = pair()
+    forward = compiled(other)
+    results = []
+    for function in (forward, plain):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            results.append(function(images(0)))
+    assert_close(*results)
+    assert other.num_batches_tracked == 1
+
+
+def test_another_batch_size_is_compiled_at_most_once_more():
+    """The second size makes the graph general, and the third needs none of its own."""
+    layer, plain = pair()
+    forward = compiled(layer)
+    for count in (4, 6):
+        forward(rand(count, *SHAPE[1:]))
+        plain(rand(count, *SHAPE[1:]))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        torch.manual_seed(0)
+        found = forward(rand(9, *SHAPE[1:]))
+    torch.manual_seed(0)
+    assert_close(found, plain(rand(9, *SHAPE[1:])))
+
+
+def test_the_default_compiler():
+    plain, other = pair(activation="relu")
+    with torch._inductor.config.patch(fallback_random=True):  # the numbers of PyTorch's generator
+        check(plain, other, compiled(other, backend="inductor"), steps=2)
+
+
+def test_a_model_with_one_norm_converted():
+    torch.manual_seed(0)
+    plain = mixnorm.convert(CifarCNN(), "conv3.*", num_components=3)
+    other = copy.deepcopy(plain)
+    forward = compiled(other)
+    x, labels = rand(8, 3, 32, 32), torch.arange(8)
+    for training in (True, True, False):
+        results = []
+        for function, model in ((forward, other), (plain, plain)):
+            model.train(training).zero_grad()
+            torch.manual_seed(0)
+            loss = nn.functional.cross_entropy(function(x), labels)
+            loss.backward()
+            results.append([loss.detach(), *(p.grad for p in model.parameters())])
+        assert_close(*results, 1e-4)
+    assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), 1e-4)
+    assert other.conv3.norm.num_batches_tracked == 2
+
+
+needs_the_interpreter = pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="the kernels run on the CPU only under Triton's interpreter; on a GPU see test_gpu_layers.py",
+)
+
+
+@needs_the_interpreter
+@pytest.mark.parametrize("population", with_slow(["batch"], ["instance"]))
+def test_the_kernels_in_a_compiled_layer(population):
+    plain, other = pair(backend="triton", population=population)
+    forward = compiled(other)
+    for seed in range(2):
+        assert_close(step(forward, other, seed), step(plain, plain, seed))
+    assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
+
+
+@needs_the_interpreter
+def test_the_kernels_in_a_compiled_layer_in_evaluation():
+    plain, other = pair(backend="triton")
+    for layer in (plain, other):
+        step(layer, layer, 0)
+    assert_close(step(compiled(other), other, 1, training=False), step(plain, plain, 1, training=False))
+
+
+# --- the operators themselves -------------------------------------------------------------------------------------------
+
+POINTS = (2, 3, 7, 5)  # B, outer, inner, D
+K, T = 3, 4
+
+
+def mixture():
+    return torch.softmax(rand(2, K), -1), rand(2, K, 5, seed=1), rand(2, K, 5, seed=2).square() + 0.5
+
+
+def history():
+    tau = torch.softmax(rand(2, T, seed=6), -1)
+    return torch.softmax(rand(2, T, K, seed=3), -1), rand(2, T, K, 5, seed=4), rand(2, T, K, 5, seed=5).square() + 0.5, tau
+
+
+def parameter(seed):
+    return (rand(5, seed=seed) / 4 + 1).requires_grad_()
+
+
+def normalize_inputs(*, points=None, weight=True, bias=True):
+    resp = torch.softmax(rand(2, 21, K, seed=7), -1)
+    points = (rand(*POINTS) if points is None else points).requires_grad_()
+    return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None
+
+
+OPTIONS = (1e-5, "silu", "output", "auto")
+FIT = (1, 2, 1e-5, 0.01, "auto")  # Lloyd and EM iterations, floors, backend
+DRAWS = torch.rand(100, generator=torch.Generator().manual_seed(0))
+CALLS = {
+    "sample_and_fit": lambda: (
+        library.sample_and_fit,
+        (rand(*POINTS), 16, DRAWS[: 17 + 2 * reference_fit.num_uniforms(K)], K, *FIT),
+    ),
+    "sample_and_fit of all points": lambda: (
+        library.sample_and_fit,
+        (rand(*POINTS), 21, DRAWS[: 22 + 2 * reference_fit.num_uniforms(K)], K, *FIT),
+    ),
+    "sample_and_fit of bf16": lambda: (
+        library.sample_and_fit,
+        (rand(*POINTS, dtype=torch.bfloat16), 16, DRAWS[: 17 + 2 * reference_fit.num_uniforms(K)], K, *FIT),
+    ),
+    "em": lambda: (library.em, (rand(2, 21, 5), *mixture(), 2, 1e-5, 0.01, "auto")),
+    "em_step": lambda: (library.em_step, (rand(*POINTS), *mixture(), "auto")),
+    "em_step of the reference": lambda: (library.em_step, (rand(*POINTS), *mixture(), "reference")),
+    "normalize": lambda: (library._normalize, (*normalize_inputs(), *OPTIONS)),
+    "normalize without parameters": lambda: (library._normalize, (*normalize_inputs(weight=False, bias=False), *OPTIONS)),
+    "normalize without a shift": lambda: (library._normalize, (*normalize_inputs(bias=False), *OPTIONS)),
+    "normalize of channels first": lambda: (
+        library._normalize,
+        (*normalize_inputs(points=rand(2, 3, 5, 7).mT), *OPTIONS),
+    ),
+    "normalize of a slice": lambda: (
+        library._normalize,
+        (*normalize_inputs(points=rand(2, 3, 7, 10)[..., ::2].detach()), *OPTIONS),
+    ),
+    "normalize_backward": lambda: (
+        library.normalize_backward,
+        (rand(*POINTS, seed=10), *(t.detach() for t in normalize_inputs()), *OPTIONS),
+    ),
+    "inference": lambda: (
+        library._inference,
+        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), "ensemble", *OPTIONS),
+    ),
+    "inference without parameters": lambda: (
+        library._inference,
+        (rand(*POINTS), *history(), None, None, "mixture", *OPTIONS),
+    ),
+    "push": lambda: (library._push, (*history()[:3], *mixture(), torch.tensor(3), "auto")),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_operators_are_registered_right(call):
+    """Schema, shapes and strides without data, gradients, and dynamic shapes: what torch.library checks."""
+    operator, arguments = CALLS[call]()
+    assert set(opcheck(operator, arguments).values()) == {"SUCCESS"}
