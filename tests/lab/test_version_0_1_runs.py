@@ -1,0 +1,84 @@
+"""Runs, records and reports of version 0.1: its checkpoints are resumed, and its records reported on as they were then."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from version_helpers import FOLDER, same_machine
+from version_lab_helpers import COMPARISONS, FOLDERS, MODULE, RUNS, ended, lines, measured, report, start
+
+LAB = FOLDER / "lab"
+# On another machine than the one that made the results, a training goes another way: the last bit of its first step grows
+# with each of the next ones. With other instructions losses were found to differ by a thousandth after three epochs.
+ALIKE = ("epoch", "steps", "learning_rate", "components")
+LOSSES, ERRORS = 0.01, 0.01  # relative, and of all test images
+
+
+def assert_same(found, expected, tolerance=0.0):
+    """Equality of JSON, with floats to the bit on a machine like the one that made it."""
+    assert type(found) is type(expected)
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_same(found[name], value, tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for pair in zip(found, expected, strict=True):
+            assert_same(*pair, tolerance)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_checkpoint_of_version_0_1_is_resumed(name, tmp_path):
+    """To the end of the run that was never interrupted, to the bit on the same machine."""
+    folder = tmp_path / FOLDERS[name]
+    folder.mkdir(parents=True)
+    shutil.copy(LAB / MODULE, tmp_path)
+    shutil.copy(LAB / name / "checkpoint.pt", folder)
+    shutil.copy(LAB / name / "interrupted.jsonl", folder / "record.jsonl")
+    before = lines(folder / "record.jsonl")
+    done = torch.load(folder / "checkpoint.pt", weights_only=True)["epoch"]
+    assert done >= 1
+    ended(start(*RUNS[name], cwd=tmp_path))
+
+    after = lines(folder / "record.jsonl")
+    assert after[: len(before)] == before
+    assert (after[len(before)]["kind"], after[len(before)]["epoch"]) == ("resume", done)
+    assert (after[-1]["kind"], after[-1]["reason"]) == ("end", "finished")
+    found, expected = measured(folder / "record.jsonl"), measured(LAB / name / "whole.jsonl")
+    assert found[:done] == expected[:done]
+    if same_machine():
+        assert found == expected
+        return
+    for ours, theirs in zip(found, expected, strict=True):
+        assert {key: ours[key] for key in ALIKE} == {key: theirs[key] for key in ALIKE}
+        assert ours.keys() == theirs.keys()
+        for key, value in theirs.items():
+            if value is not None and key.endswith("_loss"):
+                assert ours[key] == pytest.approx(value, rel=LOSSES)
+            elif value is not None and key.endswith("_error"):
+                assert ours[key] == pytest.approx(value, abs=ERRORS)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_records_of_version_0_1_are_reported_on(name, tmp_path):
+    """The sentences, the tables and the page's tables, of classifiers and of generators."""
+    shutil.copytree(LAB / name / "out", tmp_path / "out")
+    expected = json.loads((LAB / name / "report.json").read_text(encoding="utf-8"))
+    # The means of a few numbers, which differ by no more than their rounding.
+    assert_same(report(tmp_path / "out"), expected, 0 if same_machine() else 1e-9)
+
+
+@pytest.mark.slow
+def test_generators_of_points_are_those_of_version_0_1(tmp_path):
+    """A thousand updates, which no machine but a like one makes in the same way."""
+    if not same_machine():
+        pytest.skip("the generators are of another machine")
+    ended(start(*COMPARISONS["ring"], cwd=tmp_path))
+    found, expected = (json.loads((place / "out" / "modes-ring.json").read_text()) for place in (tmp_path, LAB / "ring"))
+    assert_same(found["settings"], expected["settings"])
+    assert_same(found["results"], expected["results"])
