@@ -36,7 +36,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/prepared: $(VENV)/installed
-	$(BIN)/python -m mixnorm.ops.prepare   # compiles the loops for the CPU, once
+	$(BIN)/python -m mixnorm.prepare   # compiles the loops for the CPU, once
 	touch $@
 
 clean:

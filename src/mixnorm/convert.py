@@ -48,6 +48,7 @@ _MIXTURE_OF: dict[type[nn.Module], type[_MixtureNorm]] = {
     nn.BatchNorm2d: MixtureNorm2d,
     nn.BatchNorm3d: MixtureNorm3d,
 }
+_BATCH_NORM_OF = {mixture: norm for norm, mixture in _MIXTURE_OF.items()}
 _FROZEN_OF: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: FrozenBatchNorm1d,
     nn.BatchNorm2d: FrozenBatchNorm2d,
@@ -124,9 +125,8 @@ def revert(model: nn.Module, select: Select = None) -> nn.Module:
     def batch_norm(layer: Any) -> nn.Module:
         reference = layer.weight if layer.affine else layer.history_means
         placement = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
-        norm: Any = layer.batch_norm(
-            layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **placement
-        )
+        made = next(norm for mixture, norm in _BATCH_NORM_OF.items() if isinstance(layer, mixture))
+        norm: Any = made(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **placement)
         if layer.keeps_history:
             norm.running_mean, norm.running_var = _overall_statistics(layer)
             norm.num_batches_tracked.copy_(layer.num_batches_tracked)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnorm.layers import _MixtureNorm
-from mixnorm.ops.backend import Statistics
+from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.reference import MIN_VARIANCE, taken_together
 
 MAX_ROUNDS = 20  # of matching and merging; two or three are the rule
@@ -37,7 +37,7 @@ def distill(model: nn.Module) -> nn.Module:
 def _keep_one_mixture(layer: _MixtureNorm) -> None:
     pooled = layer.pooled_mixture() if layer.inference == "pooled" else None
     if pooled is not None:
-        merged: Statistics = (pooled.weights, pooled.means, pooled.variances)
+        merged = Mixture(pooled.weights, pooled.means, pooled.variances)
     else:
         weights, tau = layer.slot_weights()
         shares = (weights * tau.unsqueeze(-1)).double()
@@ -50,7 +50,7 @@ def _keep_one_mixture(layer: _MixtureNorm) -> None:
     layer._forget()
 
 
-def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float) -> Statistics:
+def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float) -> Mixture:
     """One mixture (..., K) and twice (..., K, D) of T, whose components are permuted: (..., T, K) and twice (..., T, K, D).
 
     ``weights`` are τ_t·λ^t_k. Each component of the result is one component of each of the T, taken together. The centers
@@ -61,8 +61,9 @@ def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float
     start = ((weights > 0).sum(-1) * len(slots) + slots).argmax(-1)[..., None, None]  # (..., 1, 1)
     one = start.expand(*weights.shape[:-2], 1, weights.shape[-1])
     ones = one.unsqueeze(-1).expand(*one.shape, means.shape[-1])
-    centers = (weights.gather(-2, one), means.gather(-3, ones), variances.gather(-3, ones))
-    centers = (centers[0].squeeze(-2), centers[1].squeeze(-3), centers[2].squeeze(-3))
+    centers = Mixture(
+        weights.gather(-2, one).squeeze(-2), means.gather(-3, ones).squeeze(-3), variances.gather(-3, ones).squeeze(-3)
+    )
     last: Tensor | None = None
     for _ in range(MAX_ROUNDS):
         match = _match(weights, means, variances, centers, max(eps, MIN_VARIANCE))
@@ -74,7 +75,7 @@ def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float
     return centers
 
 
-def _match(weights: Tensor, means: Tensor, variances: Tensor, centers: Statistics, min_variance: float) -> Tensor:
+def _match(weights: Tensor, means: Tensor, variances: Tensor, centers: Mixture, min_variance: float) -> Tensor:
     """Which component of each mixture goes to each center, (..., T, K).
 
     The components choose in turn, the heaviest first, the nearest center that is free: the least sum of squared distances
@@ -94,8 +95,8 @@ def _match(weights: Tensor, means: Tensor, variances: Tensor, centers: Statistic
     return match
 
 
-def _merged(weights: Tensor, means: Tensor, variances: Tensor) -> Statistics:
+def _merged(weights: Tensor, means: Tensor, variances: Tensor) -> Mixture:
     """The T components of each center taken together: (..., K) and twice (..., K, D)."""
     total, mean, variance = taken_together(weights.mT, means.transpose(-3, -2), variances.transpose(-3, -2))
     # A component that is in use nowhere has a variance that can be divided by, as in an empty slot.
-    return total, mean, torch.where(total.unsqueeze(-1) > 0, variance, 1.0)
+    return Mixture(total, mean, torch.where(total.unsqueeze(-1) > 0, variance, 1.0))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from mixnorm.ops import backend as ops
-from mixnorm.ops import reference
+from mixnorm.ops.choose import Backend, kernels_for
+from mixnorm.ops.kernels import Form, History, compute_dtype, is_per_feature
+from mixnorm.ops.reference import ACTIVATIONS
 
-AFFINE_MODES = ("output", "statistics")
-INFERENCE_MODES = ("ensemble", "mixture", "paper")
+Activation = Literal["relu", "leaky_relu", "silu", "gelu"]
+AffineMode = Literal["output", "statistics"]
+InferenceMode = Literal["ensemble", "mixture", "paper"]
 
 
 def mixture_normalize(
@@ -21,10 +23,10 @@ def mixture_normalize(
     eps: float = 1e-5,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     *,
-    affine_mode: str = "output",
-    backend: str = "auto",
+    affine_mode: AffineMode = "output",
+    backend: Backend = "auto",
 ) -> Tensor:
     r"""The mixture normalizing transform of a batch of points under given responsibilities.
 
@@ -44,8 +46,8 @@ def mixture_normalize(
     Returns:
         (..., m, D) in the dtype of x.
     """
-    check_choice("activation", activation, (None, *reference.ACTIVATIONS))
-    check_choice("affine_mode", affine_mode, AFFINE_MODES)
+    check_choice("activation", activation, (None, *ACTIVATIONS))
+    check_choice("affine_mode", affine_mode, get_args(AffineMode))
     if x.dim() < 2 or resp.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"resp of shape {tuple(resp.shape)} does not fit x of shape {tuple(x.shape)}: "
@@ -54,19 +56,14 @@ def mixture_normalize(
     _check_dtype(x)
     if x.numel() == 0:
         return empty_like_affine(x, weight, bias)
-    dtype = ops.compute_dtype(x.dtype)
+    dtype = compute_dtype(x.dtype)
     weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
     with no_autocast(x):
-        y = ops.normalize(
-            _as_points(x),
-            resp.detach().reshape(-1, *resp.shape[-2:]).to(dtype),
-            weight,
-            bias,
-            eps=eps,
-            activation=activation,
-            affine_mode=affine_mode,
-            backend=backend,
-        )
+        points = _as_points(x)
+        per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+        kernels = kernels_for(points, resp.shape[-1], backend, per_feature=per_feature)
+        resp = resp.detach().reshape(-1, *resp.shape[-2:]).to(dtype)
+        y = kernels.normalize(points, resp, weight, bias, Form(eps, activation, affine_mode))
     return y.reshape(x.shape)
 
 
@@ -76,14 +73,14 @@ def mixture_inference(
     means: Tensor,
     variances: Tensor,
     slot_weights: Tensor,
-    mode: str = "ensemble",
+    mode: InferenceMode = "ensemble",
     eps: float = 1e-5,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    activation: str | None = None,
+    activation: Activation | None = None,
     *,
-    affine_mode: str = "output",
-    backend: str = "auto",
+    affine_mode: AffineMode = "output",
+    backend: Backend = "auto",
 ) -> Tensor:
     """The transform of points under the mixtures of the last T batches.
 
@@ -98,9 +95,9 @@ def mixture_inference(
     Returns:
         (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight`` and ``bias``, and stop at the posterior.
     """
-    check_choice("mode", mode, INFERENCE_MODES)
-    check_choice("activation", activation, (None, *reference.ACTIVATIONS))
-    check_choice("affine_mode", affine_mode, AFFINE_MODES)
+    check_choice("mode", mode, get_args(InferenceMode))
+    check_choice("activation", activation, (None, *ACTIVATIONS))
+    check_choice("affine_mode", affine_mode, get_args(AffineMode))
     lead, slots, dim = x.shape[:-2], weights.shape[-2:-1], x.shape[-1:]
     fits = x.dim() >= 2 and weights.dim() >= 2 and weights.shape[:-2] == lead
     fits = fits and variances.shape == means.shape == (*weights.shape, *dim)
@@ -114,24 +111,19 @@ def mixture_inference(
     _check_dtype(x)
     if x.numel() == 0:
         return empty_like_affine(x, weight, bias)
-    dtype = ops.compute_dtype(x.dtype)
+    dtype = compute_dtype(x.dtype)
     weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
     with no_autocast(x):
-        y = ops.inference(
-            _as_points(x),
+        points = _as_points(x)
+        per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+        kernels = kernels_for(points, weights.shape[-1], backend, per_feature=per_feature, mode=mode)
+        history = History(
             weights.detach().reshape(-1, *weights.shape[-2:]).to(dtype),
             means.detach().reshape(-1, *means.shape[-3:]).to(dtype),
             variances.detach().reshape(-1, *means.shape[-3:]).to(dtype),
             slot_weights.detach().to(dtype).expand(*lead, *slots).reshape(-1, *slots),
-            weight,
-            bias,
-            mode=mode,
-            bounded=False,
-            eps=eps,
-            activation=activation,
-            affine_mode=affine_mode,
-            backend=backend,
         )
+        y = kernels.inference(points, history, weight, bias, Form(eps, activation, affine_mode), mode, False)
     return y.reshape(x.shape)
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixnorm.ops import backend as ops
-from mixnorm.ops import reference, reference_fit
+from mixnorm.ops import fit, reference
+from mixnorm.ops.choose import kernels_for
 from mixnorm.ops.distributed import Ranks
+from mixnorm.ops.kernels import Kernels, Mixture, compute_dtype
 
 DEFAULT_MIN_VARIANCE = 1e-6
 
@@ -83,8 +84,8 @@ def kmeans_plus_plus(x: Tensor, num_components: int, *, generator: torch.Generat
     """
     _check_points(x, num_components)
     points = _batched(x)
-    uniforms = _draws(points.shape[0] * reference_fit.num_uniforms(num_components), points, generator, fixed=False)
-    seeds = reference_fit.seed(points, num_components, uniforms.view(points.shape[0], -1))
+    uniforms = uniform(points.shape[0] * fit.num_uniforms(num_components), points, generator)
+    seeds = fit.seed(points, num_components, uniforms.view(points.shape[0], -1))
     return seeds.view(*x.shape[:-2], num_components, x.shape[-1])
 
 
@@ -126,85 +127,74 @@ def fit_mixture(
     points = _batched(x).unsqueeze(2)
     size = sample_size(points.shape[1], num_components, sample_fraction, max_samples)
     lead = x.shape[:-2]
-    _, (weights, means, variances) = fit_points(
-        points,
-        size,
-        num_components,
-        em_iters=em_iters,
-        min_weight=min_weight,
-        min_variance=min_variance,
-        init=None if init is None else _flat_mixture(init, lead, num_components, points),
-        generator=generator,
-        backend=backend,
-    )
+    kernels = kernels_for(points, num_components, backend)
+    options = fit.Options(em_iters // 2, em_iters - em_iters // 2, min_variance, min_weight)
+    start = None if init is None else _flat_mixture(init, lead, num_components, points)
+    draws = draw(size, points, num_components, start, generator)
+    _, (weights, means, variances) = fit_points(points, size, draws, num_components, options, start, kernels)
     shape = (*lead, num_components)
     return GaussianMixture(weights.view(shape), means.view(*shape, -1), variances.view(*shape, -1))
 
 
 def fit_points(
+    points: Tensor, size: int, draws: Any, components: int, options: fit.Options, start: Mixture | None, kernels: Kernels
+) -> tuple[Tensor, Mixture]:
+    """``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture: seeded, or EM from a start."""
+    if start is None:
+        return kernels.sample_and_fit(points, size, draws, components, options)
+    sample = kernels.sample(points, size, draws)
+    start = Mixture(*fit.revive(sample, *start, draws[size + 1 :].view(-1, components)))
+    return sample, kernels.em(sample, start, options.lloyd_iters + options.em_iters, options)  # there is nothing to seed
+
+
+def fit_over_ranks(
     points: Tensor,
     size: int,
-    num_components: int,
-    *,
-    em_iters: int,
-    min_weight: float,
-    min_variance: float,
-    init: ops.Statistics | None,
-    generator: torch.Generator | None,
-    fixed: bool = False,
-    counter: Tensor | None = None,
-    ranks: Ranks | None = None,
-    sample_everywhere: bool = False,
-    backend: str,
-) -> tuple[Tensor, ops.Statistics]:
-    """The fit itself: ``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
+    draws: Tensor,
+    components: int,
+    options: fit.Options,
+    start: Mixture | None,
+    kernels: Kernels,
+    ranks: Ranks,
+    sample_everywhere: bool,
+) -> tuple[Tensor, Mixture]:
+    """The fit to a sample of all ranks' points, which the first rank does with its own random numbers.
 
-    ``fixed``: the same numbers every time in place of random ones. ``counter``: numbers of a stream that begins anew each
-    time it changes, for CUDA graphs, where a draw from PyTorch's generator costs two more launches a replay.
-    ``ranks``: a sample of all ranks' points, which the first rank fits to with its own random numbers. The others get its
-    mixture, and the sample only if ``sample_everywhere``.
+    The others get its mixture, and the sample only if ``sample_everywhere``. Their ``draws`` are for nothing, but that
+    generators which were equal stay so.
     """
-    options: dict[str, Any] = {"min_variance": min_variance, "min_weight": min_weight, "backend": backend}
-    seeds = reference_fit.num_uniforms(num_components) if init is None else num_components
-    # All the random numbers of a fit at once: on a GPU each call is a launch.
-    draws: Any
-    if counter is not None and init is None and ops.makes_numbers(points, num_components, backend):
-        draws = (int(torch.randint(2**62, ())), counter)
-    else:
-        draws = _draws(size + 1 + points.shape[0] * seeds, points, generator, fixed)
-    if ranks is not None:  # drawn for nothing, but on the first rank: generators that were equal stay so
-        draws = _draws(len(draws), points, ranks.generator(points.device), fixed=False)
-        sample = ranks.sample_of(points, size, draws, everywhere=sample_everywhere)
-        mixture = None
-        if ranks.is_first:
-            mixture = _sample_and_fit(sample.unsqueeze(2), size, draws, num_components, em_iters, init, options)[1]
-        return sample, ranks.from_first(mixture, sample, num_components)
-    return _sample_and_fit(points, size, draws, num_components, em_iters, init, options)
+    draws = uniform(len(draws), points, ranks.generator(points.device))
+    sample = ranks.sample_of(points, size, draws, everywhere=sample_everywhere)
+    mixture = None
+    if ranks.is_first:
+        mixture = fit_points(sample.unsqueeze(2), size, draws, components, options, start, kernels)[1]
+    return sample, ranks.from_first(mixture, sample, components)
 
 
-def _sample_and_fit(
-    points: Tensor,
+def draw(
     size: int,
-    draws: Any,
-    num_components: int,
-    em_iters: int,
-    init: ops.Statistics | None,
-    options: dict[str, Any],
-) -> tuple[Tensor, ops.Statistics]:
-    if init is None:
-        lloyd_iters = em_iters // 2
-        return ops.sample_and_fit(
-            points, size, draws, num_components, lloyd_iters=lloyd_iters, em_iters=em_iters - lloyd_iters, **options
-        )
-    sample = ops.sample_of(points, size, draws, backend=options["backend"])
-    start = reference_fit.revive(sample, *init, draws[size + 1 :].view(-1, num_components))
-    return sample, ops.em(sample, start, iterations=em_iters, **options)
+    points: Tensor,
+    components: int,
+    start: Mixture | None,
+    generator: torch.Generator | None = None,
+    *,
+    fixed: bool = False,
+) -> Tensor:
+    """All the random numbers of a fit at once, because on a GPU each call is a launch.
 
-
-def _draws(count: int, points: Tensor, generator: torch.Generator | None, fixed: bool) -> Tensor:
-    dtype = ops.compute_dtype(points.dtype)
+    ``fixed``: the same numbers every time in place of random ones.
+    """
+    seeds = fit.num_uniforms(components) if start is None else components
+    count = size + 1 + points.shape[0] * seeds
     if fixed:  # multiples of the golden ratio: as even as numbers in [0, 1) can be
-        return torch.arange(1, count + 1, dtype=torch.float64, device=points.device).mul(0.5 * 5**0.5 - 0.5).frac().to(dtype)
+        steps = torch.arange(1, count + 1, dtype=torch.float64, device=points.device)
+        return steps.mul(0.5 * 5**0.5 - 0.5).frac().to(compute_dtype(points.dtype))
+    return uniform(count, points, generator)
+
+
+def uniform(count: int, points: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Random numbers in [0, 1) where the points are."""
+    dtype = compute_dtype(points.dtype)
     if generator is None:  # with one, even None, torch.compile takes no count that may change
         return torch.rand(count, dtype=dtype, device=points.device)
     return torch.rand(count, dtype=dtype, device=points.device, generator=generator)
@@ -230,14 +220,14 @@ def _check_points(x: Tensor, num_components: int) -> None:
 
 
 def _batched(x: Tensor) -> Tensor:
-    return x.detach().reshape(-1, *x.shape[-2:]).to(ops.compute_dtype(x.dtype))
+    return x.detach().reshape(-1, *x.shape[-2:]).to(compute_dtype(x.dtype))
 
 
-def _flat_mixture(init: GaussianMixture, lead: torch.Size, num_components: int, points: Tensor) -> ops.Statistics:
+def _flat_mixture(init: GaussianMixture, lead: torch.Size, num_components: int, points: Tensor) -> Mixture:
     shape = (*lead, num_components, points.shape[-1])
     if init.means.shape != shape:
         raise ValueError(f"init has means of shape {tuple(init.means.shape)}, but these points need {tuple(shape)}")
-    return (
+    return Mixture(
         init.weights.to(points).reshape(-1, num_components),
         init.means.to(points).reshape(-1, *shape[-2:]),
         init.variances.to(points).reshape(-1, *shape[-2:]),

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture
-from mixnorm.ops import backend as ops
 from mixnorm.ops import reference
-from mixnorm.ops.reference import MIN_VARIANCE
+from mixnorm.ops.choose import in_backward
+from mixnorm.ops.kernels import History, Kernels, Mixture, compute_dtype
 from mixnorm.populations import WITH_HISTORY
+
+MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
 class MixtureHistory(nn.Module):
@@ -45,8 +47,8 @@ class MixtureHistory(nn.Module):
     def _create_history(self, device: Any, dtype: Any) -> None:
         # What is not in the state dict: it can be found again from the buffers or the next batch.
         self._seen = False  # a batch since the history was emptied
-        self._last_statistics: ops.Statistics | None = None
-        self._warm_starts: dict[int, ops.Statistics | None] = {}
+        self._last_statistics: Mixture | None = None
+        self._warm_starts: dict[int, Mixture | None] = {}
         self._pooled: tuple[int, GaussianMixture] | None = None  # with the version of the samples that it was fitted to
 
         lead, dim = ((self.num_features,), 1) if self.population == "channel" else ((), self.num_features)
@@ -108,24 +110,29 @@ class MixtureHistory(nn.Module):
         self._last_statistics = self._pooled = None
         self._warm_starts = {}
 
-    def queues(self) -> tuple[ops.Statistics, Tensor]:
+    def queues(self) -> tuple[Mixture, Tensor]:
         """What a training batch's mixture is pushed to: the queues (B, T, K) and twice (B, T, K, D), and the count."""
-        buffers = (self.history_weights, self.history_means, self.history_vars)
-        queues = buffers if self.population == "channel" else tuple(t.unsqueeze(0) for t in buffers)
-        return queues, self.num_batches_tracked  # type: ignore[return-value]
+        weights, means, variances = self.history_weights, self.history_means, self.history_vars
+        if self.population == "batch":
+            weights, means, variances = weights.unsqueeze(0), means.unsqueeze(0), variances.unsqueeze(0)
+        return Mixture(weights, means, variances), self.num_batches_tracked
 
-    def remember(self, statistics: ops.Statistics, sample: Tensor) -> None:
-        """Keeps what is not in the queues: that there was a batch, its mixture where there is no history, its sample."""
+    def remember(self, statistics: Mixture, sample: Tensor, share: float, kernels: Kernels) -> None:
+        """Keeps a training batch: its mixture in the queues, where it counts for ``share`` of a whole batch, its sample."""
         if not self.keeps_history:
             one = self.population == "batch"
-            self._last_statistics = tuple(s.squeeze(0) for s in statistics) if one else statistics  # type: ignore[assignment]
+            self._last_statistics = Mixture(*(t.squeeze(0) for t in statistics)) if one else statistics
             return
+        queues, tracked = self.queues()
+        newest = statistics if share == 1 else statistics._replace(weights=statistics.weights * share)
+        with torch.no_grad():
+            kernels.push(queues, newest, tracked)
         self._seen = True
         self._pooled = None
         if self.inference == "pooled":
             self._keep_sample(sample, statistics)
 
-    def _keep_sample(self, sample: Tensor, statistics: ops.Statistics) -> None:
+    def _keep_sample(self, sample: Tensor, statistics: Mixture) -> None:
         """Appends the sample (B, s, D) to those of the last T batches, unless the history did not take the batch either."""
         if self.population == "batch":
             sample = sample.squeeze(0)
@@ -136,7 +143,7 @@ class MixtureHistory(nn.Module):
         rows = torch.arange(kept, device=sample.device) * max(found // kept, 1) % found
         newest = sample[..., rows, :].to(queue.dtype)
         shifted = torch.cat((queue.narrow(axis, 1, self.history - 1), newest.unsqueeze(axis)), axis)
-        taken = ops.can_be_kept(statistics, self.history_means.dtype)
+        taken = reference.can_be_kept(*statistics, self.history_means.dtype)
         queue.copy_(torch.where(taken & newest.isfinite().all(), shifted, queue))
 
     def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
@@ -147,11 +154,61 @@ class MixtureHistory(nn.Module):
                 self.history_samples = torch.full(shape, torch.nan, dtype=sample.dtype, device=sample.device)
         return self.history_samples
 
+    def start_for(self, points: Tensor) -> Mixture | None:
+        """The last batch's mixture, to go on from with ``seeding="warm"``; ``None`` for the first batch, which is seeded.
+
+        A recomputation starts where its forward pass did. It is known by a random number, because activation checkpointing
+        puts the generator back.
+        """
+        if torch.compiler.is_compiling():
+            return self._newest_for(points)
+        number = int(torch.randint(2**62, ()))
+        if number in self._warm_starts and in_backward():
+            return self._warm_starts[number]
+        start = self._warm_starts[number] = self._newest_for(points)
+        if len(self._warm_starts) > MAX_WARM_STARTS:
+            del self._warm_starts[next(iter(self._warm_starts))]
+        return start
+
+    def _newest_for(self, points: Tensor) -> Mixture | None:
+        """The newest mixture as (B, K) and twice (B, K, D); ``None`` where there is none for these points."""
+        mixture, shape = self.mixture, (points.shape[0], self.num_components)
+        if mixture is None or mixture.weights.numel() != shape[0] * shape[1]:
+            return None
+        dtype = compute_dtype(points.dtype)
+        return Mixture(
+            mixture.weights.to(dtype).reshape(shape),
+            mixture.means.to(dtype).reshape(*shape, -1),
+            mixture.variances.to(dtype).reshape(*shape, -1),
+        )
+
+    @property
+    def decay(self) -> float:
+        """ζ, the share of its weight that a slot keeps with each new batch."""
+        return 1.0 if self.momentum is None else 1 - self.momentum
+
     def slot_weights(self) -> tuple[Tensor, Tensor]:
         """The history's λ (..., T, K) and τ (..., T), Eq. (decay_factor), over the slots that are filled."""
-        return ops.slot_weights(
-            self.history_weights, 1.0 if self.momentum is None else 1 - self.momentum, backend=self.backend
-        )
+        return reference.slot_weights(self.history_weights, self.decay)
+
+    def for_evaluation(self, kernels: Kernels, dtype: torch.dtype) -> History:
+        """The mixtures that an evaluation uses, as ``inference`` says."""
+        (weights, means, variances), _ = self.queues()
+        pooled = self.pooled_mixture() if self.inference == "pooled" else None
+        if pooled is not None:  # a history of one
+            one = pooled.weights, pooled.means, pooled.variances
+            weights, means, variances = (t.unsqueeze(-2 if t is pooled.weights else -3) for t in one)
+            if self.population == "batch":
+                weights, means, variances = (t.unsqueeze(0) for t in (weights, means, variances))
+            tau = torch.ones_like(weights[..., 0])
+        else:
+            weights, tau = kernels.slot_weights(weights, self.decay)
+        history = History(*(t.to(dtype) for t in (weights, means, variances, tau)))
+        if self.inference == "steady":
+            history = history._replace(variances=reference.steady_variances(*history))
+        if torch.is_grad_enabled():  # a training batch may come in before the gradient is asked for
+            history = History(*(t.clone() for t in history))
+        return history
 
     def pooled_mixture(self) -> GaussianMixture | None:
         """One mixture of the kept samples of the last T batches, fitted once.
@@ -179,7 +236,7 @@ class MixtureHistory(nn.Module):
                     self.num_components,
                     em_iters=self.em_iters,
                     min_weight=self.min_weight,
-                    min_variance=max(self.eps, MIN_VARIANCE),
+                    min_variance=max(self.eps, reference.MIN_VARIANCE),
                     generator=torch.Generator(pool.device).manual_seed(0),  # the same random numbers every time
                     backend=self.backend,
                 )

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnorm import gmm
-from mixnorm.functional import AFFINE_MODES, INFERENCE_MODES, check_choice, empty_like_affine, no_autocast
+from mixnorm.functional import Activation, AffineMode, check_choice, empty_like_affine, no_autocast
 from mixnorm.history import MixtureHistory
-from mixnorm.ops import backend as ops
 from mixnorm.ops import distributed
-from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE, steady_variances
-from mixnorm.populations import POPULATIONS, WITH_HISTORY, from_points, parameter_for_points, to_points
+from mixnorm.ops.choose import Backend, check_backend, in_backward, kernels_for
+from mixnorm.ops.fit import Options
+from mixnorm.ops.kernels import Form, Mixture, compute_dtype
+from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
+from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, from_points, parameter_for_points, to_points
 
-SEEDINGS = ("kmeans++", "warm")
+Seeding = Literal["kmeans++", "warm"]
+Inference = Literal["ensemble", "mixture", "paper", "pooled", "steady"]
+KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
 DEFAULT_MAX_SAMPLES = 4096
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
-MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
 class _MixtureNorm(MixtureHistory):
@@ -29,7 +32,6 @@ class _MixtureNorm(MixtureHistory):
 
     ranks: tuple[int, ...]
     shape_text: str
-    batch_norm: type[nn.Module]
     bounded = True  # a slot of the history counts for less where it is far from a point; False is for measurements
 
     weight: Tensor | None
@@ -48,18 +50,18 @@ class _MixtureNorm(MixtureHistory):
         bias: bool = True,
         num_components: int = 3,
         em_iters: int = 2,
-        seeding: str = "kmeans++",
+        seeding: Seeding = "kmeans++",
         sample_fraction: float = 0.25,
         max_samples: int | None = DEFAULT_MAX_SAMPLES,
         min_weight: float = 0.01,
         history: int = 10,
-        inference: str = "ensemble",
-        affine_mode: str = "output",
-        activation: str | None = None,
-        population: str = "batch",
+        inference: Inference = "ensemble",
+        affine_mode: AffineMode = "output",
+        activation: Activation | None = None,
+        population: Population = "batch",
         num_groups: int | None = None,
         process_group: Any = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         self.num_features = num_features
@@ -112,8 +114,10 @@ class _MixtureNorm(MixtureHistory):
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
-        weight, bias = self._parameter(self.weight, x), self._parameter(self.bias, x)
-        group = self._group.with_others() if self.training and self.population in WITH_HISTORY else None
+        weight, bias = self._parameters_for(x)
+        group = None
+        if self._group.group is not None and self.training and self.population in WITH_HISTORY:
+            group = self._group.with_others()
         if x.numel() == 0 and group is None:
             shape = (1, -1, *[1] * (x.dim() - 2))
             return empty_like_affine(x, *(p if p is None else p.view(shape) for p in (self.weight, self.bias)))
@@ -134,7 +138,7 @@ class _MixtureNorm(MixtureHistory):
                 f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
                 "torch.export where there is no history"
             )
-        start = self._warm_mixture(points) if self.seeding == "warm" and self.training else None
+        start = self.start_for(points) if self.seeding == "warm" and self.training else None
         ranks = None if group is None else distributed.meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
@@ -145,48 +149,39 @@ class _MixtureNorm(MixtureHistory):
                 "use a larger batch or image, or call eval()"
             )
         components = min(self.num_components, max(1, count // MIN_POINTS))
-        if components < self.num_components and self.training and not torch.compiler.is_compiling():
+        if components < self.num_components:
+            start = None
             self._warn_of_few_points(count, components)
+        per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
+        kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
+        form = Form(self.eps, self.activation, self.affine_mode)
         with torch.no_grad():
             size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
-            sample, mixture = gmm.fit_points(
-                points.detach(),
-                size,
-                components,
-                em_iters=self.em_iters,
-                min_weight=self.min_weight,
-                min_variance=max(self.eps, MIN_VARIANCE),
-                init=start,
-                generator=None,
-                fixed=not self.training,
-                counter=self.num_batches_tracked if self.training and self.keeps_history and _in_graph(points) else None,
-                ranks=ranks,
-                sample_everywhere=self.inference == "pooled",
-                backend=self.backend,
-            )
-        # A recomputation inside backward (activation checkpointing) has been counted the first time.
-        first_time = self.training and not _in_backward()
-        whole = count >= MIN_POINTS * self.num_components
-        pushed = first_time and self.keeps_history
-        history = self.queues() if pushed and whole else None
-        options: dict[str, Any] = {"eps": self.eps, "activation": self.activation, "affine_mode": self.affine_mode}
-        options |= {"history": history, "backend": self.backend}
+            lloyd_iters = self.em_iters // 2
+            options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
+            if kernels.counts and start is None and self.training and self.keeps_history and _in_graph(points):
+                draws: Any = int(torch.randint(2**62, ())), self.num_batches_tracked
+            else:
+                draws = gmm.draw(size, points, components, start, fixed=not self.training)
+            fitted = points.detach(), size, draws, components, options, start, kernels
+            if ranks is None:
+                sample, mixture = gmm.fit_points(*fitted)
+            else:
+                sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
         if ranks is None:
-            y, statistics = ops.transform_batch(points, mixture, weight, bias, **options)
+            y, found = kernels.transform(points, mixture, weight, bias, form)
         else:
-            y, statistics = distributed.transform_batch(points, mixture, weight, bias, ranks, **options)
-        if not whole:  # it counts for as much as it has points
-            statistics = _with_components(statistics, self.num_components)
-            if pushed:
-                queues, tracked = self.queues()
-                share = count / (MIN_POINTS * self.num_components)
-                ops.push(queues, (statistics[0] * share, *statistics[1:]), tracked, backend=self.backend)
-        if first_time:
-            self.remember(statistics, sample)
+            y, found = distributed.transform(points, mixture, weight, bias, form, kernels, ranks)
+        if self.training and (torch.compiler.is_compiling() or not in_backward()):
+            # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
+            share = min(1.0, count / (MIN_POINTS * self.num_components))  # a batch of few points counts for less
+            if components < self.num_components:
+                found = _padded(found, self.num_components)
+            self.remember(found, sample, share, kernels)
         return y
 
     def _warn_of_few_points(self, count: int, components: int) -> None:
-        if not self._warned:
+        if self.training and not self._warned and not torch.compiler.is_compiling():
             self._warned = True
             warnings.warn(
                 f"a batch of {count} points is too small for {self.num_components} components, so {components} took their "
@@ -194,67 +189,32 @@ class _MixtureNorm(MixtureHistory):
                 stacklevel=2,
             )
 
-    def _warm_mixture(self, points: Tensor) -> ops.Statistics | None:
-        """The last batch's mixture, to go on from; ``None`` for the first batch, which is seeded.
-
-        A recomputation starts where its forward pass did. It is known by a random number, because activation checkpointing
-        puts the generator back.
-        """
-        if torch.compiler.is_compiling():
-            return self._newest_for(points)
-        number = int(torch.randint(2**62, ()))
-        if number in self._warm_starts and _in_backward():
-            return self._warm_starts[number]
-        start = self._warm_starts[number] = self._newest_for(points)
-        if len(self._warm_starts) > MAX_WARM_STARTS:
-            del self._warm_starts[next(iter(self._warm_starts))]
-        return start
-
-    def _newest_for(self, points: Tensor) -> ops.Statistics | None:
-        """The newest mixture as (B, K) and twice (B, K, D); ``None`` where there is none for these points."""
-        mixture, shape = self.mixture, (points.shape[0], self.num_components)
-        if mixture is None or mixture.weights.numel() != shape[0] * shape[1]:
-            return None
-        dtype = ops.compute_dtype(points.dtype)
-        return (
-            mixture.weights.to(dtype).reshape(shape),
-            mixture.means.to(dtype).reshape(*shape, -1),
-            mixture.variances.to(dtype).reshape(*shape, -1),
-        )
-
     def _normalize_by_history(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        weights, tau = self.slot_weights()
-        means, variances, mode = self.history_means, self.history_vars, self.inference
-        if mode == "pooled":
-            mode, pooled = "ensemble", self.pooled_mixture()
-            if pooled is not None:  # a history of one
-                axis = weights.dim() - 2
-                weights, means, variances = (t.unsqueeze(axis) for t in (pooled.weights, pooled.means, pooled.variances))
-                tau = torch.ones_like(weights[..., 0])
-        history = [t.to(ops.compute_dtype(points.dtype)) for t in (weights, means, variances, tau)]
-        if self.population == "batch":
-            history = [t.unsqueeze(0) for t in history]
-        weights, means, variances, tau = history
-        if mode == "steady":
-            mode, variances = "ensemble", steady_variances(weights, means, variances, tau)
-        return ops.inference(
-            points, weights, means, variances, tau, weight, bias, mode=mode, bounded=self.bounded, eps=self.eps,
-            activation=self.activation, affine_mode=self.affine_mode, backend=self.backend,
-        )  # fmt: skip
+        mode = KERNEL_MODE.get(self.inference, self.inference)
+        per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
+        kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
+        history = self.for_evaluation(kernels, compute_dtype(points.dtype))
+        form = Form(self.eps, self.activation, self.affine_mode)
+        return kernels.inference(points, history, weight, bias, form, mode, self.bounded)
 
-    def _parameter(self, parameter: Tensor | None, x: Tensor) -> Tensor | None:
-        if parameter is None:
-            return None
-        parameter = parameter.to(ops.compute_dtype(x.dtype))
-        return parameter_for_points(parameter, self.population, self.num_groups or 1, x.shape[0])
+    def _parameters_for(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """γ and β in the dtype of the computation, as they broadcast against the points of x."""
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        weight, bias = self.weight, self.bias
+        weight, bias = None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+        if self.population in PER_FEATURE:
+            return weight, bias
+        shape = self.population, self.num_groups or 1, x.shape[0]
+        weight = None if weight is None else parameter_for_points(weight, *shape)
+        return weight, None if bias is None else parameter_for_points(bias, *shape)
 
     def _check_options(self) -> None:
-        check_choice("seeding", self.seeding, SEEDINGS)
-        check_choice("inference", self.inference, (*INFERENCE_MODES, "pooled", "steady"))
-        check_choice("affine_mode", self.affine_mode, AFFINE_MODES)
+        check_choice("seeding", self.seeding, get_args(Seeding))
+        check_choice("inference", self.inference, get_args(Inference))
+        check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
         check_choice("activation", self.activation, (None, *ACTIVATIONS))
-        check_choice("population", self.population, POPULATIONS)
-        ops.check(self.backend)
+        check_choice("population", self.population, get_args(Population))
+        check_backend(self.backend)
         for name, least in (("num_features", 1), ("num_components", 1), ("history", 1), ("em_iters", 0)):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < least:
@@ -316,23 +276,18 @@ class _MixtureNorm(MixtureHistory):
         return ", ".join([text, *(["bias=False"] if self.affine and self.bias is None else []), *changed])
 
 
-def _with_components(statistics: ops.Statistics, count: int) -> ops.Statistics:
-    """λ, μ and σ² with components of weight 0 behind them, so that there are ``count``."""
-    weights, means, variances = statistics
-    more = count - weights.shape[1]
-    return F.pad(weights, (0, more)), F.pad(means, (0, 0, 0, more)), F.pad(variances, (0, 0, 0, more))
-
-
-def _in_backward() -> bool:
-    """Whether this forward pass is a recomputation. A compiler cannot know: there ``ops.library.push`` asks when it runs."""
-    return not torch.compiler.is_compiling() and ops.in_backward()
-
-
 def _in_graph(points: Tensor) -> bool:
     """Whether a CUDA graph is being captured, and this forward pass will not be recomputed with the generator put back."""
     if not points.is_cuda or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
         return False
     return points.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+def _padded(mixture: Mixture, count: int) -> Mixture:
+    """λ, μ and σ² with components of weight 0 behind them, so that there are ``count``."""
+    weights, means, variances = mixture
+    more = count - weights.shape[1]
+    return Mixture(F.pad(weights, (0, more)), F.pad(means, (0, 0, 0, more)), F.pad(variances, (0, 0, 0, more)))
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
@@ -344,8 +299,8 @@ def _memory_format(x: Tensor) -> torch.memory_format:
     return torch.contiguous_format
 
 
-class MixtureNorm2d(_MixtureNorm):
-    r"""Mixture normalization over (N, C, H, W) input, a drop-in for :class:`torch.nn.BatchNorm2d`.
+class MixtureNorm1d(_MixtureNorm):
+    r"""Mixture normalization over an input of shape (N, C) or (N, C, L): a drop-in replacement for ``nn.BatchNorm1d``.
 
     Fits a mixture of K Gaussians to each batch and normalizes every point by the component that it belongs to:
 
@@ -357,35 +312,112 @@ class MixtureNorm2d(_MixtureNorm):
     own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
-        num_features, eps, affine, track_running_stats, device, dtype, bias: as in batch norm.
-        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly.
-        num_components: K.
-        em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM.
-        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture.
-        sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them.
-        max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound.
-        min_weight: components under this weight are dropped, their points merged into the others.
-        history: T.
+        num_features: C, the channels of the input.
+        eps: added to every variance that is divided by. Default: 1e-5
+        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. Default: 0.1
+        affine: whether γ and β are learned. Default: ``True``
+        track_running_stats: whether a history is kept; without one, evaluation fits a mixture as training does.
+            Default: ``True``
+        device: where parameters and buffers are made. Default: ``None``, PyTorch's
+        dtype: of parameters and buffers. Default: ``None``, PyTorch's
+        bias: whether there is a β. Default: ``True``
+        num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
+        em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
+        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture. Default: "kmeans++"
+        sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
+        max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
+        min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
+        history: T. Default: 10
         inference: "ensemble", the weighted mean of the T transforms; "mixture", one posterior over all T·K components;
             "paper", the equation as printed; "pooled", one mixture fitted to the kept samples of the last T batches;
             "steady", the ensemble with variances raised in slots that the others contradict, for evaluation in the middle of
-            a training, while the weights move fast.
+            a training, while the weights move fast. In "ensemble" and "steady" a mixture counts for less at a point that it
+            does not describe, so that no batch can spoil them. Default: "ensemble"
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
+            Default: "output"
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
+            Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
             sample; "layer": one for each sample, of C·L scalars; "group": one for each sample and group; "channel": one for
             each channel, of N·L scalars. Only "batch" and "channel" keep a history; the others fit in evaluation as in
-            training, with fixed random numbers.
-        num_groups: for ``population="group"``.
+            training, with fixed random numbers. Default: "batch"
+        num_groups: for ``population="group"``. Default: ``None``
         process_group: a process group of ``torch.distributed``, or "world" for the default one: in training, statistics are
             over the batches of all its ranks, which must all take part in each forward and backward pass; a batch may be
             empty. For "batch" and "channel". A copy of the layer shares the group, a pickle keeps "world" alone.
+            Default: ``None``, this process alone
         backend: "auto" (Triton on a GPU, compiled loops on a CPU, else plain PyTorch), "reference" or "triton". On a GPU the
             fit adds up in any order, so that two runs differ in their last digits; under
-            ``torch.use_deterministic_algorithms(True)`` they agree to the bit.
+            ``torch.use_deterministic_algorithms(True)`` they agree to the bit. Default: "auto"
 
     Shape:
-        The output has the shape, memory format and dtype of the input. Statistics are in fp32 at least.
+        - Input: (N, C) or (N, C, L), N samples of C features, at L positions or without any
+        - Output: the shape, memory format and dtype of the input. Statistics are in fp32 at least.
+
+    Examples:
+        >>> layer = mixnorm.MixtureNorm1d(64, num_components=3)
+        >>> y = layer(torch.randn(128, 64))
+        >>> layer.effective_components()
+        3
+    """
+
+    ranks, shape_text = (2, 3), "(N, C) or (N, C, L)"
+
+
+class MixtureNorm2d(_MixtureNorm):
+    r"""Mixture normalization over an input of shape (N, C, H, W): a drop-in replacement for ``nn.BatchNorm2d``.
+
+    Fits a mixture of K Gaussians to each batch and normalizes every point by the component that it belongs to:
+
+    .. math::
+        \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
+        \qquad y = \gamma \hat x + \beta.
+
+    With K = 1 this is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's
+    own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+
+    Args:
+        num_features: C, the channels of the input.
+        eps: added to every variance that is divided by. Default: 1e-5
+        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. Default: 0.1
+        affine: whether γ and β are learned. Default: ``True``
+        track_running_stats: whether a history is kept; without one, evaluation fits a mixture as training does.
+            Default: ``True``
+        device: where parameters and buffers are made. Default: ``None``, PyTorch's
+        dtype: of parameters and buffers. Default: ``None``, PyTorch's
+        bias: whether there is a β. Default: ``True``
+        num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
+        em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
+        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture. Default: "kmeans++"
+        sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
+        max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
+        min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
+        history: T. Default: 10
+        inference: "ensemble", the weighted mean of the T transforms; "mixture", one posterior over all T·K components;
+            "paper", the equation as printed; "pooled", one mixture fitted to the kept samples of the last T batches;
+            "steady", the ensemble with variances raised in slots that the others contradict, for evaluation in the middle of
+            a training, while the weights move fast. In "ensemble" and "steady" a mixture counts for less at a point that it
+            does not describe, so that no batch can spoil them. Default: "ensemble"
+        affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
+            Default: "output"
+        activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
+            Default: ``None``
+        population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
+            sample; "layer": one for each sample, of C·L scalars; "group": one for each sample and group; "channel": one for
+            each channel, of N·L scalars. Only "batch" and "channel" keep a history; the others fit in evaluation as in
+            training, with fixed random numbers. Default: "batch"
+        num_groups: for ``population="group"``. Default: ``None``
+        process_group: a process group of ``torch.distributed``, or "world" for the default one: in training, statistics are
+            over the batches of all its ranks, which must all take part in each forward and backward pass; a batch may be
+            empty. For "batch" and "channel". A copy of the layer shares the group, a pickle keeps "world" alone.
+            Default: ``None``, this process alone
+        backend: "auto" (Triton on a GPU, compiled loops on a CPU, else plain PyTorch), "reference" or "triton". On a GPU the
+            fit adds up in any order, so that two runs differ in their last digits; under
+            ``torch.use_deterministic_algorithms(True)`` they agree to the bit. Default: "auto"
+
+    Shape:
+        - Input: (N, C, H, W), where L = H·W
+        - Output: the shape, memory format and dtype of the input. Statistics are in fp32 at least.
 
     Examples:
         >>> layer = mixnorm.MixtureNorm2d(64, num_components=3)
@@ -394,16 +426,69 @@ class MixtureNorm2d(_MixtureNorm):
         3
     """
 
-    ranks, shape_text, batch_norm = (4,), "(N, C, H, W)", nn.BatchNorm2d
-
-
-class MixtureNorm1d(_MixtureNorm):
-    """Mixture normalization over (N, C) or (N, C, L) input; arguments as in :class:`MixtureNorm2d`."""
-
-    ranks, shape_text, batch_norm = (2, 3), "(N, C) or (N, C, L)", nn.BatchNorm1d
+    ranks, shape_text = (4,), "(N, C, H, W)"
 
 
 class MixtureNorm3d(_MixtureNorm):
-    """Mixture normalization over (N, C, D, H, W) input; arguments as in :class:`MixtureNorm2d`."""
+    r"""Mixture normalization over an input of shape (N, C, D, H, W): a drop-in replacement for ``nn.BatchNorm3d``.
 
-    ranks, shape_text, batch_norm = (5,), "(N, C, D, H, W)", nn.BatchNorm3d
+    Fits a mixture of K Gaussians to each batch and normalizes every point by the component that it belongs to:
+
+    .. math::
+        \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
+        \qquad y = \gamma \hat x + \beta.
+
+    With K = 1 this is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's
+    own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+
+    Args:
+        num_features: C, the channels of the input.
+        eps: added to every variance that is divided by. Default: 1e-5
+        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. Default: 0.1
+        affine: whether γ and β are learned. Default: ``True``
+        track_running_stats: whether a history is kept; without one, evaluation fits a mixture as training does.
+            Default: ``True``
+        device: where parameters and buffers are made. Default: ``None``, PyTorch's
+        dtype: of parameters and buffers. Default: ``None``, PyTorch's
+        bias: whether there is a β. Default: ``True``
+        num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
+        em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
+        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture. Default: "kmeans++"
+        sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
+        max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
+        min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
+        history: T. Default: 10
+        inference: "ensemble", the weighted mean of the T transforms; "mixture", one posterior over all T·K components;
+            "paper", the equation as printed; "pooled", one mixture fitted to the kept samples of the last T batches;
+            "steady", the ensemble with variances raised in slots that the others contradict, for evaluation in the middle of
+            a training, while the weights move fast. In "ensemble" and "steady" a mixture counts for less at a point that it
+            does not describe, so that no batch can spoil them. Default: "ensemble"
+        affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
+            Default: "output"
+        activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
+            Default: ``None``
+        population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
+            sample; "layer": one for each sample, of C·L scalars; "group": one for each sample and group; "channel": one for
+            each channel, of N·L scalars. Only "batch" and "channel" keep a history; the others fit in evaluation as in
+            training, with fixed random numbers. Default: "batch"
+        num_groups: for ``population="group"``. Default: ``None``
+        process_group: a process group of ``torch.distributed``, or "world" for the default one: in training, statistics are
+            over the batches of all its ranks, which must all take part in each forward and backward pass; a batch may be
+            empty. For "batch" and "channel". A copy of the layer shares the group, a pickle keeps "world" alone.
+            Default: ``None``, this process alone
+        backend: "auto" (Triton on a GPU, compiled loops on a CPU, else plain PyTorch), "reference" or "triton". On a GPU the
+            fit adds up in any order, so that two runs differ in their last digits; under
+            ``torch.use_deterministic_algorithms(True)`` they agree to the bit. Default: "auto"
+
+    Shape:
+        - Input: (N, C, D, H, W), where L = D·H·W
+        - Output: the shape, memory format and dtype of the input. Statistics are in fp32 at least.
+
+    Examples:
+        >>> layer = mixnorm.MixtureNorm3d(64, num_components=3)
+        >>> y = layer(torch.randn(4, 64, 4, 8, 8))
+        >>> layer.effective_components()
+        3
+    """
+
+    ranks, shape_text = (5,), "(N, C, D, H, W)"

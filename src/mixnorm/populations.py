@@ -5,10 +5,13 @@ Each is only a view. Points are (B, outer, inner, D): B mixtures of outer · inn
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
-POPULATIONS = ("batch", "instance", "layer", "group", "channel")
+Population = Literal["batch", "instance", "layer", "group", "channel"]
 WITH_HISTORY = ("batch", "channel")
+PER_FEATURE = ("batch", "instance")  # whose γ and β are one number for each feature of a point
 
 
 def to_points(x: Tensor, population: str, num_groups: int) -> Tensor:

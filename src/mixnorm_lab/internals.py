@@ -1,24 +1,24 @@
 """What the laboratory uses of the library beyond its public names. No other module of it imports such.
 
 ``BACKENDS``, ``check_backend``: ``mixnorm bench --backend`` takes what a layer takes, and refuses what cannot run here.
-``Statistics``, ``em_step``, ``normalize``: errors are measured of the kernels alone, with a mixture that no fit has made.
+``Form``, ``Mixture``, ``kernels_for``: errors are measured of the kernels alone, with a mixture that no fit has made.
 ``to_points``: these kernels want points, as the layers cut them out of images.
 ``WITH_HISTORY``: the snapshots in a record are of mixtures that belong to a layer, and not to a single image.
 ``DEFAULT_MIN_VARIANCE``: ``mixnorm inspect`` fits mixtures with the floor that the layers have.
 """
 
 from mixnorm.gmm import DEFAULT_MIN_VARIANCE
-from mixnorm.ops.backend import BACKENDS, Statistics, em_step, normalize
-from mixnorm.ops.backend import check as check_backend
+from mixnorm.ops.choose import BACKENDS, check_backend, kernels_for
+from mixnorm.ops.kernels import Form, Mixture
 from mixnorm.populations import WITH_HISTORY, to_points
 
 __all__ = [
     "BACKENDS",
     "DEFAULT_MIN_VARIANCE",
     "WITH_HISTORY",
-    "Statistics",
+    "Form",
+    "Mixture",
     "check_backend",
-    "em_step",
-    "normalize",
+    "kernels_for",
     "to_points",
 ]

@@ -3,12 +3,12 @@
 import copy
 import itertools
 
+import kernel_helpers as ops
 import pytest
 import torch
 from torch import nn
 
 import mixnorm
-from mixnorm.ops import backend as ops
 from mixnorm_lab.models import CifarCNN
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

@@ -18,7 +18,7 @@ from torch import nn
 
 import mixnorm
 
-FOLDER = Path(__file__).parent / "fixtures" / "v0_1"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "v0_1"
 BACKENDS = ("reference", "auto")
 BATCHES = 5  # of a layer's training
 STEPS = 4  # of a model's
@@ -73,6 +73,10 @@ def batch(case, number):
 
 
 def evaluate(module, x):
+    """The evaluation of version 0.1: the plain mean of the T transforms, however far a slot is from a point."""
+    for layer in module.modules():
+        if hasattr(layer, "bounded"):
+            layer.bounded = False
     with torch.no_grad():
         return module.eval()(x).contiguous()
 
@@ -234,18 +238,23 @@ def same_machine():
     return machine() == json.loads((FOLDER / "machine.json").read_text())
 
 
-def assert_matches(found, expected, tolerance):
+EXACT_LOOPS = ("output", "state")  # what numba's loops still compute in the same order of operations
+
+
+def assert_matches(found, expected, tolerance, backend):
     """Equality to the bit on a machine like the one that made ``expected``, and elsewhere within a tolerance.
 
+    Of numba's loops, whose evaluation takes distances as differences since then, training outputs and state dicts alone.
     The tolerance is relative to a tensor's largest element, because small gradients are differences of large terms.
     """
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         if isinstance(value, dict):
-            assert_matches(found[name], value, tolerance)
+            assert_matches(found[name], value, tolerance, "reference" if name in EXACT_LOOPS else backend)
             continue
         scale = value.nan_to_num().abs().max().clamp_min(1).item() if value.is_floating_point() else 0
-        allowed = 0 if same_machine() else tolerance * scale
+        exact = same_machine() and (backend == "reference" or name in EXACT_LOOPS)
+        allowed = 0 if exact else tolerance * scale
         torch.testing.assert_close(
             found[name], value, rtol=0, atol=allowed, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
         )

@@ -9,8 +9,8 @@ import torch
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from mixnorm.gmm import GaussianMixture, fit_mixture, kmeans_plus_plus, sample_size
-from mixnorm.ops import reference_fit
-from mixnorm.ops.reference_fit import sample_indices
+from mixnorm.ops import fit as reference_fit
+from mixnorm.ops.fit import sample_indices
 
 BACKENDS = ["reference", "auto"]
 

@@ -90,7 +90,7 @@ def test_the_definition_of_trust():
     variances, tau = torch.tensor([[[0.0625, 1.0]], [[1.0, 1.0]]]).double(), torch.tensor([0.25, 0.75]).double()
     options = {"mode": "ensemble", "eps": 0.0, "activation": None, "affine_mode": "output"}
     found = reference.inference(x, torch.ones(2, 1).double(), means, variances, tau, None, None, bounded=True, **options)
-    farthest = 16.0  # 8 for each of two channels
+    farthest = 24.0  # 4 for each of two channels, and 16
     trust = farthest / (3.0**2 / 0.0625)
     slots = torch.tensor([12.0, 0.0]).double(), torch.tensor([1.0, -1.0]).double()
     expected = (0.25 * trust * slots[0] + 0.75 * slots[1]) / (0.25 * trust + 0.75)

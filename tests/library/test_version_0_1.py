@@ -70,7 +70,7 @@ def test_the_inputs_are_those_of_version_0_1():
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["name"])
 def test_a_layer_trains_and_evaluates_as_in_version_0_1(case, backend):
     _, found = exercise(case, backend, start_of(case))
-    assert_matches(found, expected(case, backend), LAYERS[case["dtype"]])
+    assert_matches(found, expected(case, backend), LAYERS[case["dtype"]], backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -79,9 +79,9 @@ def test_a_state_dict_of_version_0_1_loads(case, backend):
     known = expected(case, backend)
     layer = make_layer(case, backend, **({"history": 1, "inference": "ensemble"} if case.get("distilled") else {}))
     layer.load_state_dict(known["state"], strict=True)
-    assert_matches(layer.state_dict(), known["state"], 0)
+    assert_matches(layer.state_dict(), known["state"], 0, backend)
     found = evaluate(layer, batch(case, BATCHES))
-    assert_matches({"evaluation": found}, {"evaluation": known["evaluation"]}, LAYERS[case["dtype"]])
+    assert_matches({"evaluation": found}, {"evaluation": known["evaluation"]}, LAYERS[case["dtype"]], backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -96,14 +96,14 @@ def test_training_goes_on_from_a_state_dict_of_version_0_1(case, backend):
         torch.manual_seed(case["seed"])
         output = layer.train()(batch(case, BATCHES)).detach()
         results.append({"output": output, "state": layer.state_dict()})
-    assert_matches(*results, LAYERS[case["dtype"]])
+    assert_matches(*results, LAYERS[case["dtype"]], backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_converted_trained_and_reverted_as_in_version_0_1(name, backend):
     known = load("models.pt.xz")
-    assert_matches(surgery(name, backend, known["before"][name]), known[backend][name], MODELS_TOLERANCE)
+    assert_matches(surgery(name, backend, known["before"][name]), known[backend][name], MODELS_TOLERANCE, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -112,9 +112,13 @@ def test_a_models_state_dict_of_version_0_1_loads(name, backend):
     known = load("models.pt.xz")
     model = convert(name, backend, known["before"][name])
     model.load_state_dict(known[backend][name]["state"], strict=True)
-    assert_matches({"output": evaluate(model, images(50))}, {"output": known[backend][name]["trained"]}, LAYERS["float32"])
+    assert_matches(
+        {"output": evaluate(model, images(50))}, {"output": known[backend][name]["trained"]}, LAYERS["float32"], backend
+    )
     mixnorm.revert(model)
-    assert_matches(model.state_dict(), known[backend][name]["reverted state"], LAYERS["float32"])
+    assert_matches(model.state_dict(), known[backend][name]["reverted state"], LAYERS["float32"], backend)
     new = MODELS[name][0]()
     new.load_state_dict(known[backend][name]["reverted state"], strict=True)
-    assert_matches({"output": evaluate(new, images(50))}, {"output": known[backend][name]["reverted"]}, LAYERS["float32"])
+    assert_matches(
+        {"output": evaluate(new, images(50))}, {"output": known[backend][name]["reverted"]}, LAYERS["float32"], backend
+    )

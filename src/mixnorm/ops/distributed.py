@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from mixnorm.ops import backend as ops
-from mixnorm.ops import reference, reference_fit
-from mixnorm.ops.differentiable import gradients
+from mixnorm.ops import fit
+from mixnorm.ops.autograd import Transform
+from mixnorm.ops.kernels import Form, Kernels, Mixture, compute_dtype
 
 WORLD = "world"  # the default group, whatever it is when the layer runs
 
@@ -91,11 +90,11 @@ class Ranks:
         Each rank fills in those rows that are its points and leaves 0 in the others, so that their sum is exact.
         """
         batch, outer, inner, dim = points.shape
-        sample = points.new_zeros(batch, size, dim, dtype=ops.compute_dtype(points.dtype))
+        sample = points.new_zeros(batch, size, dim, dtype=compute_dtype(points.dtype))
         if outer * inner:
-            index = reference_fit.sample_indices(self.total, size, draws) - sum(self.counts[: self.rank])
+            index = fit.sample_indices(self.total, size, draws) - sum(self.counts[: self.rank])
             mine = (index >= 0) & (index < outer * inner)
-            rows = reference_fit.gather(points, index.clamp(0, outer * inner - 1))
+            rows = fit.gather(points, index.clamp(0, outer * inner - 1))
             sample.copy_(torch.where(mine.unsqueeze(-1), rows, 0))
         if everywhere:
             dist.all_reduce(sample, group=self.group)
@@ -103,7 +102,7 @@ class Ranks:
             dist.reduce(sample, group_dst=0, group=self.group)
         return sample
 
-    def from_first(self, mixture: ops.Statistics | None, sample: Tensor, num_components: int) -> ops.Statistics:
+    def from_first(self, mixture: Mixture | None, sample: Tensor, num_components: int) -> Mixture:
         """The first rank's mixture of the sample (B, s, D), on every rank."""
         batch, dim = sample.shape[0], sample.shape[2]
         message = sample.new_empty(batch, num_components, 1 + 2 * dim)
@@ -111,7 +110,7 @@ class Ranks:
             torch.cat((mixture[0].unsqueeze(-1), *mixture[1:]), dim=-1, out=message)
         dist.broadcast(message, group_src=0, group=self.group)
         weights, means, variances = (part.contiguous() for part in message.split((1, dim, dim), dim=-1))
-        return weights.squeeze(-1), means, variances
+        return Mixture(weights.squeeze(-1), means, variances)
 
 
 def outside_compiler(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -141,26 +140,22 @@ def meet(points: Tensor, group: Any) -> Ranks:
     return Ranks(group, message[:size].tolist(), rank, message[size:].clone().view(torch.uint8))
 
 
-def transform_batch(
+def transform(
     points: Tensor,
-    mixture: ops.Statistics,
+    mixture: Mixture,
     weight: Tensor | None,
     bias: Tensor | None,
+    form: Form,
+    kernels: Kernels,
     ranks: Ranks,
-    *,
-    history: tuple[ops.Statistics, Tensor] | None,
-    backend: str,
-    **options: Any,
-) -> tuple[Tensor, ops.Statistics]:
-    """:func:`mixnorm.ops.backend.transform_batch` with λ, μ, σ² of all ranks' points."""
+) -> tuple[Tensor, Mixture]:
+    """The kernels' ``transform`` with λ, μ, σ² of all ranks' points."""
     with torch.no_grad():
-        resp, statistics = em_step(points.detach(), mixture, ranks, backend=backend)
-        if history is not None:
-            ops.push(history[0], statistics, history[1], backend=backend)
-    return _Transform.apply(points, resp, *statistics, weight, bias, ranks, backend, options), statistics
+        resp, found = em_step(points.detach(), mixture, kernels, ranks)
+    return Transform.apply(points, resp, *found, weight, bias, kernels, form, ranks), found
 
 
-def em_step(points: Tensor, mixture: ops.Statistics, ranks: Ranks, *, backend: str) -> tuple[Tensor, ops.Statistics]:
+def em_step(points: Tensor, mixture: Mixture, kernels: Kernels, ranks: Ranks) -> tuple[Tensor, Mixture]:
     """ν (B, m, K) of this rank's points under the mixture, and λ, μ, σ² of all ranks' points under their ν.
 
     Each rank's moments become sums of ν, ν·(x - μ) and ν·(x - μ)² about the mixture's own means, in fp64: these add up.
@@ -168,7 +163,7 @@ def em_step(points: Tensor, mixture: ops.Statistics, ranks: Ranks, *, backend: s
     anchor, dim = mixture[1].double(), mixture[1].shape[2]
     count = points.shape[1] * points.shape[2]
     if count:
-        resp, (weights, means, variances) = ops.em_step(points, mixture, backend=backend)
+        resp, (weights, means, variances) = kernels.em_step(points, mixture)
         number, shift = weights.double().unsqueeze(-1) * count, means.double() - anchor
         sums = torch.cat((number, number * shift, number * (variances.double() + shift.square())), dim=-1)
     else:
@@ -181,80 +176,4 @@ def em_step(points: Tensor, mixture: ops.Statistics, ranks: Ranks, *, backend: s
     means = torch.where(unused, 0, anchor + shift)
     variances = torch.where(unused, 0, (second / number - shift.square()).clamp_min(0))
     dtype = mixture[1].dtype
-    return resp, ((number.squeeze(-1) / ranks.total).to(dtype), means.to(dtype), variances.to(dtype))
-
-
-class _Transform(torch.autograd.Function):
-    """The transform of this rank's points. The gradient of x is that of all ranks' losses together; those of γ and β are
-    this rank's share, as DistributedDataParallel expects them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        points: Tensor,
-        resp: Tensor,
-        weights: Tensor,
-        means: Tensor,
-        variances: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        ranks: Ranks,
-        backend: str,
-        options: dict[str, Any],
-    ) -> Tensor:
-        ctx.ranks, ctx.backend, ctx.options = ranks, backend, options
-        ctx.save_for_backward(points, resp, weights, means, variances, weight, bias)
-        if points.numel() == 0:
-            return torch.empty_like(points)
-        return ops.mix(points, resp, (weights, means, variances), weight, bias, backend=backend, **options)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
-        statistics, ranks, wanted = (weights, means, variances), ctx.ranks, ctx.needs_input_grad[0]
-        count = points.shape[1] * points.shape[2]
-
-        def over_ranks(lines: Tensor) -> None:
-            """∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k, from this rank's loss and points to those of all."""
-            lines.mul_(count)
-            dist.all_reduce(lines, group=ranks.group)
-            lines.div_(ranks.total)
-
-        kernel = ops.mix_backward_in_parts(points, resp.shape[2], weight, bias, ctx.backend) if wanted and count else None
-        if kernel is not None:
-            found = kernel(grad, points, resp, statistics, weight, bias, over_ranks=over_ranks, **ctx.options)
-        else:
-            found = _gradients(grad, points, resp, statistics, weight, bias, over_ranks if wanted else None, ctx.options)
-        of_weight, of_bias = (None if p is None else g for g, p in zip(found[1:], (weight, bias), strict=True))
-        return found[0], None, None, None, None, of_weight, of_bias, None, None, None
-
-
-def _gradients(
-    grad: Tensor,
-    points: Tensor,
-    resp: Tensor,
-    statistics: ops.Statistics,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    over_ranks: Any,
-    options: dict[str, Any],
-) -> list[Tensor | None]:
-    """The gradients of the points (with ``over_ranks``), γ and β: autograd's with μ and σ² held fixed, and through them."""
-    x, (weights, means, variances) = points.to(resp.dtype).flatten(1, 2), statistics
-    leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, means, variances, weight, bias)]
-    with torch.enable_grad():
-        mixing = resp * reference.inverse_sqrt(weights).unsqueeze(1)
-        parameters = (ops.flat_like(leaf, points) for leaf in leaves[3:])
-        y = reference.mix_components(leaves[0], mixing, *leaves[1:3], *parameters, **options)
-    found: list[Any] = gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
-    grad_x, grad_means, grad_variances, *of_parameters = found
-    if over_ranks is None:
-        return [None, *of_parameters]
-    numbers = weights.unsqueeze(-1) * max(x.shape[1], 1)
-    lines = torch.stack((grad_means, 2 * grad_variances), dim=1) * torch.where(numbers > 0, 1 / numbers, 0).unsqueeze(1)
-    over_ranks(lines)
-    for k, (offset, tilt) in enumerate(zip(*(line.unbind(1) for line in lines.unbind(1)), strict=True)):
-        through = offset.unsqueeze(1) + tilt.unsqueeze(1) * (x - means[:, k, None])
-        grad_x = torch.addcmul(grad_x, resp[..., k, None], through)
-    return [grad_x.to(points.dtype).unflatten(1, points.shape[1:3]), *of_parameters]
+    return resp, Mixture((number.squeeze(-1) / ranks.total).to(dtype), means.to(dtype), variances.to(dtype))

@@ -1,6 +1,7 @@
-"""The operations as PyTorch operators, with shapes and gradients that ``torch.compile`` knows.
+"""The kernels as PyTorch operators, with shapes and gradients that ``torch.compile`` knows.
 
-A compiled model calls these, and they call :mod:`mixnorm.ops.backend` when they run: the same code as without a compiler.
+A compiled model calls these, and they call the kernels that were chosen when it was traced: the same code as without a
+compiler.
 """
 
 from __future__ import annotations
@@ -11,9 +12,75 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd
 
-from mixnorm.ops import backend as ops
+from mixnorm.ops.autograd import FastKernels, ReferenceTransform
+from mixnorm.ops.choose import REFERENCE, in_backward
+from mixnorm.ops.fit import Options
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, compute_dtype
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class Operators(Kernels):
+    """The kernel interface for a compiler: what changes a layer's state, or is no plain PyTorch, goes through operators."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.name = kernels.name
+        self.plain = not isinstance(kernels, FastKernels)  # PyTorch's own operations, which the compiler may fuse
+        self.plain_transform = self.plain or isinstance(kernels, ReferenceTransform)
+
+    def sample_and_fit(
+        self, points: Tensor, size: int, draws: Any, components: int, options: Options
+    ) -> tuple[Tensor, Mixture]:
+        sample, *found = sample_and_fit(points, size, draws, components, *options, self.name)
+        return sample, Mixture(*found)
+
+    def em(self, sample: Tensor, start: Mixture, iterations: int, options: Options) -> Mixture:
+        return Mixture(*em(sample, *start, iterations, *options, self.name))
+
+    def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
+        resp, *found = em_step(points, *mixture, self.name)
+        return resp, Mixture(*found)
+
+    def transform(
+        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        with torch.no_grad():
+            resp, found = self.em_step(points.detach(), mixture)
+        if self.plain_transform:
+            return self.normalize(points, resp, weight, bias, form), found
+        return transform(points, resp, *found, weight, bias, *form, self.name), found
+
+    def inference(
+        self,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> Tensor:
+        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
+        if self.plain or wanted:  # the compiler differentiates the reference itself
+            return super().inference(points, history, weight, bias, form, mode, bounded)
+        return inference(points, *history, weight, bias, *form, mode, bounded, self.name)
+
+    def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
+        push(*queues, *newest, tracked, self.name)
+
+
+def _kernels(name: str) -> Kernels:
+    """The kernels of that name, which were there when the model was traced."""
+    if name.startswith("numba"):
+        from mixnorm.ops.numba_kernels import NUMBA, NUMBA_FIT
+
+        found: Kernels = NUMBA_FIT if name == NUMBA_FIT.name else NUMBA
+        return REFERENCE if found.obstacle(torch.empty(0), 1) else found  # after a fork
+    if name.startswith("triton"):
+        from mixnorm.ops.triton import TRITON, TRITON_FIT
+
+        return TRITON_FIT if name == TRITON_FIT.name else TRITON
+    return REFERENCE
 
 
 @custom_op("mixnorm::sample_and_fit", mutates_args=())
@@ -26,12 +93,10 @@ def sample_and_fit(
     em_iters: int,
     min_variance: float,
     min_weight: float,
-    backend: str,
+    kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sample, mixture = ops.sample_and_fit(
-        points, size, draws, num_components, lloyd_iters=lloyd_iters, em_iters=em_iters, min_variance=min_variance,
-        min_weight=min_weight, backend=backend,
-    )  # fmt: skip
+    options = Options(lloyd_iters, em_iters, min_variance, min_weight)
+    sample, mixture = _kernels(kernels).sample_and_fit(points, size, draws, num_components, options)
     return sample.clone() if size == points.shape[1] * points.shape[2] else sample, *mixture
 
 
@@ -39,7 +104,7 @@ def sample_and_fit(
 def _(points: Tensor, size: int, draws: Tensor, num_components: int, *_: Any, **__: Any) -> Four:
     batch, dim = points.shape[0], points.shape[3]
     new = points.new_empty
-    dtype = ops.compute_dtype(points.dtype)
+    dtype = compute_dtype(points.dtype)
     return (
         new(batch, size, dim, dtype=dtype),
         new(batch, num_components, dtype=dtype),
@@ -55,31 +120,31 @@ def em(
     means: Tensor,
     variances: Tensor,
     iterations: int,
+    lloyd_iters: int,
+    em_iters: int,
     min_variance: float,
     min_weight: float,
-    backend: str,
+    kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return ops.em(
-        sample, (weights, means, variances), iterations=iterations, min_variance=min_variance, min_weight=min_weight,
-        backend=backend,
-    )  # fmt: skip
+    options = Options(lloyd_iters, em_iters, min_variance, min_weight)
+    return tuple(_kernels(kernels).em(sample, Mixture(weights, means, variances), iterations, options))
 
 
 @em.register_fake
-def _(sample: Tensor, weights: Tensor, means: Tensor, variances: Tensor, *_: Any, **__: Any) -> ops.Statistics:
+def _(sample: Tensor, weights: Tensor, means: Tensor, variances: Tensor, *_: Any, **__: Any) -> tuple[Tensor, ...]:
     return torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances)
 
 
 @custom_op("mixnorm::em_step", mutates_args=())
 def em_step(
-    points: Tensor, weights: Tensor, means: Tensor, variances: Tensor, backend: str
+    points: Tensor, weights: Tensor, means: Tensor, variances: Tensor, kernels: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    resp, statistics = ops.em_step(points, (weights, means, variances), backend=backend)
-    return resp.mT.contiguous().mT if _planar(points) else resp.contiguous(), *statistics
+    resp, found = _kernels(kernels).em_step(points, Mixture(weights, means, variances))
+    return resp.mT.contiguous().mT if _planar(points) else resp.contiguous(), *found
 
 
 @em_step.register_fake
-def _(points: Tensor, weights: Tensor, means: Tensor, variances: Tensor, backend: str) -> Four:
+def _(points: Tensor, weights: Tensor, means: Tensor, variances: Tensor, kernels: str) -> Four:
     batch, outer, inner, _ = points.shape
     count, components = outer * inner, weights.shape[1]
     shape = (batch, components, count) if _planar(points) else (batch, count, components)
@@ -97,8 +162,8 @@ def _planar(points: Tensor) -> bool:
     return points.device.type == "cuda"
 
 
-@custom_op("mixnorm::normalize", mutates_args=())
-def _normalize(
+@custom_op("mixnorm::transform", mutates_args=())
+def transform(
     points: Tensor,
     resp: Tensor,
     weights: Tensor,
@@ -109,21 +174,19 @@ def _normalize(
     eps: float,
     activation: str | None,
     affine_mode: str,
-    backend: str,
+    kernels: str,
 ) -> Tensor:
-    statistics = (weights, means, variances)
-    options: dict[str, Any] = {"eps": eps, "activation": activation, "affine_mode": affine_mode, "backend": backend}
-    with torch.no_grad():
-        return _as(points, ops.normalize(points, resp, weight, bias, statistics=statistics, **options))
+    form = Form(eps, activation, affine_mode)
+    return _as(points, _kernels(kernels).mix(points, resp, Mixture(weights, means, variances), weight, bias, form))
 
 
-@_normalize.register_fake
+@transform.register_fake
 def _(points: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(points)
 
 
-@custom_op("mixnorm::normalize_backward", mutates_args=())
-def normalize_backward(
+@custom_op("mixnorm::transform_backward", mutates_args=())
+def transform_backward(
     grad: Tensor,
     points: Tensor,
     resp: Tensor,
@@ -135,16 +198,14 @@ def normalize_backward(
     eps: float,
     activation: str | None,
     affine_mode: str,
-    backend: str,
+    kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    statistics = (weights, means, variances)
-    options: dict[str, Any] = {"eps": eps, "activation": activation, "affine_mode": affine_mode}
-    mix_backward = ops.mix_backward(points, resp.shape[2], backend)
-    found = mix_backward(grad, points, resp, statistics, weight, bias, **options)
+    mixture, form = Mixture(weights, means, variances), Form(eps, activation, affine_mode)
+    found = _kernels(kernels).mix_backward(grad, points, resp, mixture, weight, bias, form)
     return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
 
 
-@normalize_backward.register_fake
+@transform_backward.register_fake
 def _(
     grad: Tensor,
     points: Tensor,
@@ -161,40 +222,33 @@ def _(
 
 
 @custom_op("mixnorm::inference", mutates_args=())
-def _inference(
+def inference(
     points: Tensor,
     weights: Tensor,
     means: Tensor,
     variances: Tensor,
-    slot_weights: Tensor,
+    tau: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mode: str,
-    bounded: bool,
     eps: float,
     activation: str | None,
     affine_mode: str,
-    backend: str,
+    mode: str,
+    bounded: bool,
+    kernels: str,
 ) -> Tensor:
-    options: dict[str, Any] = {
-        "mode": mode,
-        "bounded": bounded,
-        "eps": eps,
-        "activation": activation,
-        "affine_mode": affine_mode,
-        "backend": backend,
-    }
+    history, form = History(weights, means, variances, tau), Form(eps, activation, affine_mode)
     with torch.no_grad():
-        return _as(points, ops.inference(points, weights, means, variances, slot_weights, weight, bias, **options))
+        return _as(points, _kernels(kernels).inference(points, history, weight, bias, form, mode, bounded))
 
 
-@_inference.register_fake
+@inference.register_fake
 def _(points: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(points)
 
 
 @custom_op("mixnorm::push", mutates_args=("weights_queue", "means_queue", "variances_queue", "tracked"))
-def _push(
+def push(
     weights_queue: Tensor,
     means_queue: Tensor,
     variances_queue: Tensor,
@@ -202,50 +256,32 @@ def _push(
     means: Tensor,
     variances: Tensor,
     tracked: Tensor,
-    backend: str,
+    kernels: str,
 ) -> None:
-    if ops.in_backward():  # a checkpointed call of a compiled module is recomputed there, and has been counted
+    if in_backward():  # a checkpointed call of a compiled module is recomputed there, and has been counted
         return
-    ops.push((weights_queue, means_queue, variances_queue), (weights, means, variances), tracked, backend=backend)
+    queues, newest = Mixture(weights_queue, means_queue, variances_queue), Mixture(weights, means, variances)
+    _kernels(kernels).push(queues, newest, tracked)
 
 
-@_push.register_fake
+@push.register_fake
 def _(*_: Any, **__: Any) -> None:
     return None
 
 
-# Keyword arguments are not for operators with a gradient or with arguments that change.
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.options = inputs[7:]
 
 
-def normalize(*tensors: Any, eps: float, activation: str | None, affine_mode: str, backend: str) -> Tensor:
-    return _normalize(*tensors, eps, activation, affine_mode, backend)
-
-
-def inference(
-    *tensors: Any, mode: str, bounded: bool, eps: float, activation: str | None, affine_mode: str, backend: str
-) -> Tensor:
-    return _inference(*tensors, mode, bounded, eps, activation, affine_mode, backend)
-
-
-def push(*tensors: Tensor, backend: str) -> None:
-    _push(*tensors, backend)
-
-
-def _save(count: int) -> Any:
-    def setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:count])
-        ctx.options = inputs[count:]
-
-    return setup
-
-
-def _normalize_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    points, weight, bias = normalize_backward(grad, *saved, *ctx.options)
-    return points, None, None, None, None, *_or_none((weight, bias), saved[5:7]), None, None, None, None
+    points, *parameters = transform_backward(grad, *saved, *ctx.options)
+    weight, bias = (None if p is None else g for g, p in zip(parameters, saved[5:7], strict=True))
+    return points, None, None, None, None, weight, bias, None, None, None, None
 
 
-register_autograd("mixnorm::normalize", _normalize_gradient, setup_context=_save(7))
+register_autograd("mixnorm::transform", _gradient, setup_context=_save)
 
 
 def _as(points: Tensor, value: Tensor | None) -> Tensor:
@@ -263,7 +299,3 @@ def _parameters(points: Tensor, found: Any, parameters: tuple[Tensor | None, Ten
         for g, p in zip(found, parameters, strict=True)
     )
     return gamma, beta
-
-
-def _or_none(found: tuple[Tensor, Tensor], parameters: Any) -> list[Tensor | None]:
-    return [None if p is None else g for g, p in zip(found, parameters, strict=True)]

@@ -82,7 +82,6 @@ def normalize(
     resp: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    *,
     eps: float,
     activation: str | None,
     affine_mode: str,
@@ -90,7 +89,7 @@ def normalize(
     """The mixture normalizing transform of a batch, Eq. (mixture_normalization0): gradients stop at ν."""
     weights, means, variances = moments(x, resp.detach())
     mixing = resp.detach() * inverse_sqrt(weights.detach()).unsqueeze(-2)
-    return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
+    return mix_components(x, mixing, means, variances, weight, bias, eps, activation, affine_mode)
 
 
 def mix_components(
@@ -100,7 +99,6 @@ def mix_components(
     variances: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    *,
     eps: float,
     activation: str | None,
     affine_mode: str,
@@ -136,7 +134,6 @@ def inference(
     slot_weights: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    *,
     mode: str,
     bounded: bool,
     eps: float,
@@ -162,7 +159,7 @@ def inference(
         else:
             mixing = torch.softmax(joint.flatten(-2), dim=-1).unflatten(-1, weights.shape[-2:]) * factor.unsqueeze(-3)
     mixing = mixing.flatten(-2)
-    return mix_components(x, mixing, means, variances, weight, bias, eps=eps, activation=activation, affine_mode=affine_mode)
+    return mix_components(x, mixing, means, variances, weight, bias, eps, activation, affine_mode)
 
 
 def slot_trust(squares: Tensor, dim: int) -> Tensor:
@@ -177,8 +174,8 @@ def slot_trust(squares: Tensor, dim: int) -> Tensor:
 
 
 def farthest(dim: int) -> float:
-    """The Σ_d z² up to which a slot describes a point: 4 a channel, and up to 8 where there are few to average over."""
-    return min(8.0 * dim, 4.0 * dim + 16.0)
+    """The Σ_d z² up to which a slot describes a point: 4 a channel, and more for what chance does where they are few."""
+    return 4.0 * dim + 16.0
 
 
 def trusted(trust: Tensor, slot_weights: Tensor) -> Tensor:
@@ -201,6 +198,12 @@ def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tu
         return torch.where(filled, weights, 1.0).log(), tau * inverse_sqrt(weights)
     joint = tau * weights
     return joint.log(), torch.where(tau > 0, inverse_sqrt(joint if mode == "paper" else weights), 0.0)
+
+
+def can_be_kept(weights: Tensor, means: Tensor, variances: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whether a mixture is finite in the dtype of a history, and its means are not too large to take squares from."""
+    finite = weights.to(dtype).isfinite().all() & means.to(dtype).isfinite().all() & variances.to(dtype).isfinite().all()
+    return finite & (means.abs() <= LARGEST_MEAN).all()
 
 
 def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:

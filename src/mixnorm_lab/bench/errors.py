@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixnorm import MixtureNorm2d
 from mixnorm_lab.bench.cases import Case
 from mixnorm_lab.bench.steps import Variant, fill_history, make_inputs, make_norm
-from mixnorm_lab.internals import Statistics, em_step, normalize, to_points
+from mixnorm_lab.internals import Form, Mixture, kernels_for, to_points
 
 MAX_ELEMENTS = {"cuda": 2**22, "cpu": 2**20}  # enough for rounding to show, and quick in fp64 at any shape
 EPS = 1e-5
@@ -39,7 +39,7 @@ def errors(case: Case, variant: Variant, device: str) -> tuple[float | None, flo
     return relative(found[0], exact[0]), relative(found[1], exact[1])
 
 
-def given_mixture(x: Tensor, num_components: int) -> Statistics:
+def given_mixture(x: Tensor, num_components: int) -> Mixture:
     """A mixture for x (N, C, H, W) that does not come from a fit, so that every variant is given the same one.
 
     Its means are points of x, its variances those of x: every component has a share.
@@ -49,17 +49,15 @@ def given_mixture(x: Tensor, num_components: int) -> Statistics:
     means = points[:, ::stride][:, :num_components].contiguous()
     k = means.shape[1]
     variances = points.var(1, keepdim=True).expand(-1, k, -1).contiguous()
-    return torch.full((1, k), 1 / k, device=x.device), means, variances
+    return Mixture(torch.full((1, k), 1 / k, device=x.device), means, variances)
 
 
-def transform(x: Tensor, upstream: Tensor, mixture: Statistics, backend: str) -> tuple[Tensor, Tensor]:
+def transform(x: Tensor, upstream: Tensor, mixture: Mixture, backend: str) -> tuple[Tensor, Tensor]:
     """The output and the input gradient of the EM step and the transform that follows it, both (1, N, L, C)."""
     points = to_points(x, "batch", 1)
-    weight, bias = (p.to(mixture[0].dtype) for p in _affine(x))
-    resp, statistics = em_step(points.detach(), mixture, backend=backend)
-    y = normalize(
-        points, resp, weight, bias, statistics=statistics, eps=EPS, activation=None, affine_mode="output", backend=backend
-    )  # fmt: skip
+    weight, bias = (p.to(mixture.weights.dtype) for p in _affine(x))
+    kernels = kernels_for(points, mixture.weights.shape[1], backend)
+    y, _ = kernels.transform(points, mixture, weight, bias, Form(EPS))
     (gradient,) = torch.autograd.grad(y, x, to_points(upstream, "batch", 1))
     return y, gradient
 

@@ -1,5 +1,6 @@
 """Posterior, statistics, history and transform of a batch at once, as a layer calls them in training, and the gradient."""
 
+import kernel_helpers as ops
 import pytest
 import torch
 from triton_helpers import (
@@ -15,7 +16,6 @@ from triton_helpers import (
     rand,
 )
 
-from mixnorm.ops import backend as ops
 from mixnorm.ops import reference
 
 pytestmark = pytest.mark.usefixtures("poisoned")

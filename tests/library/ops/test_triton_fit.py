@@ -2,6 +2,7 @@
 
 import itertools
 
+import kernel_helpers as ops
 import pytest
 import torch
 from triton_helpers import (
@@ -20,8 +21,7 @@ from triton_helpers import (
 )
 
 from mixnorm.gmm import GaussianMixture
-from mixnorm.ops import backend as ops
-from mixnorm.ops import reference_fit
+from mixnorm.ops import fit as reference_fit
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 NAMES = ("weights", "means", "variances")
@@ -76,7 +76,7 @@ def check_fit(x, k, size, draws, **options):
     same, found = ops.sample_and_fit(x, size, draws, k, backend="triton", **options)
     assert torch.equal(same, sample)
     seeding = draws[size + 1 :].view(x.shape[0], -1)
-    exact = reference_fit.fit(sample.double(), k, uniforms=seeding, **options)
+    exact = reference_fit.fit(sample.double(), k, seeding, reference_fit.Options(**options))
     results = (dict(zip(NAMES, mixture, strict=True)) for mixture in (found, plain, exact))
     assert_as_accurate(*results, scales(sample))
     return found

@@ -1,10 +1,9 @@
 """The history's queues: what comes in, what stays out, and what weight each of the last T batches has."""
 
+import kernel_helpers as ops
 import pytest
 import torch
 from triton_helpers import BF16, DEVICE, DTYPES, FORMATS, FP32, LAYOUTS, assert_as_accurate, make_points, rand
-
-from mixnorm.ops import backend as ops
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 # (B, T, K, D): one slot, more slots than a power of 2, more numbers than one program takes.

@@ -2,13 +2,13 @@
 
 import math
 
+import kernel_helpers as ops
 import pytest
 import torch
 from torch import nn
 from triton_helpers import BF16, DEVICE, FP16, FP32, assert_as_accurate, rand
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, gmm
-from mixnorm.ops import backend as ops
 from mixnorm.ops import reference
 
 SHAPE = (3, 4, 6, 5)  # N, C, H, W
@@ -26,12 +26,12 @@ STEPS = 2
 @pytest.fixture(autouse=True)
 def same_numbers(monkeypatch):
     """The random numbers of fp32 in fp64 too, so that there is an exact result to compare with."""
-    draw = gmm._draws
+    draw = gmm.draw
 
-    def draws(count, points, generator, fixed):
-        return draw(count, points.float(), generator, fixed).to(ops.compute_dtype(points.dtype))
+    def draws(size, points, *rest, **options):
+        return draw(size, points.float(), *rest, **options).to(ops.compute_dtype(points.dtype))
 
-    monkeypatch.setattr(gmm, "_draws", draws)
+    monkeypatch.setattr(gmm, "draw", draws)
 
 
 def images(shape=SHAPE, seed=0):

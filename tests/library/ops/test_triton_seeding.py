@@ -1,12 +1,13 @@
 """The random choices of the fit: k-means++ follows its distribution, and the sample is drawn evenly."""
 
+import kernel_helpers as ops
 import pytest
 import torch
 from scipy import stats
 from triton_helpers import DEVICE, labels, rand
 
-from mixnorm.ops import backend as ops
-from mixnorm.ops import reference, reference_fit
+from mixnorm.ops import fit as reference_fit
+from mixnorm.ops import reference
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 ONLY_SEEDS = {"lloyd_iters": 0, "em_iters": 0, "min_variance": 1e-5, "min_weight": 0.0}
@@ -28,7 +29,7 @@ def clusters_of_the_kernel(draws):
 
 
 def clusters_of_the_reference(uniforms):
-    _, means, _ = reference_fit.fit(LINE.expand(len(uniforms), -1, -1), K, uniforms=uniforms, **ONLY_SEEDS)
+    _, means, _ = reference_fit.fit(LINE.expand(len(uniforms), -1, -1), K, uniforms, reference_fit.Options(**ONLY_SEEDS))
     return means.squeeze(-1)
 
 

@@ -1,5 +1,6 @@
 """The E-step with its statistics, and the statistics under a given ν, against the reference in fp64."""
 
+import kernel_helpers as ops
 import pytest
 import torch
 from triton_helpers import (
@@ -14,7 +15,6 @@ from triton_helpers import (
     make_resp,
 )
 
-from mixnorm.ops import backend as ops
 from mixnorm.ops import reference
 from mixnorm.ops.triton import statistics
 

@@ -1,5 +1,6 @@
 """The transform of a batch and its gradients against the reference in fp64."""
 
+import kernel_helpers as ops
 import pytest
 import torch
 from triton_helpers import (
@@ -18,7 +19,6 @@ from triton_helpers import (
     rand,
 )
 
-from mixnorm.ops import backend as ops
 from mixnorm.ops import reference
 
 pytestmark = pytest.mark.usefixtures("poisoned")

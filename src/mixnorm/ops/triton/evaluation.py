@@ -32,7 +32,6 @@ def inference(
     slot_weights: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    *,
     bounded: bool,
     eps: float,
     activation: str | None,

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixnorm.ops import reference, reference_fit
+from mixnorm.ops import fit as reference_fit
+from mixnorm.ops import reference
+from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.fit_kernel import fit_kernel
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
-Statistics = tuple[Tensor, Tensor, Tensor]
 MAX_BLOCKS = 4096  # of points; a program looks at the sums of all of them at once
 
 
@@ -22,12 +23,11 @@ def sample_and_fit(
     size: int,
     draws: Tensor | tuple[int, Tensor],
     num_components: int,
-    *,
     lloyd_iters: int,
     em_iters: int,
     min_variance: float,
     min_weight: float,
-) -> tuple[Tensor, Statistics]:
+) -> tuple[Tensor, Mixture]:
     """``size`` of the points (B, outer, inner, D) as a sample (B, size, D), and its mixture.
 
     ``draws`` are uniform numbers, size + 1 for the sample and then those of the seeding of each mixture, or a seed and a
@@ -50,20 +50,11 @@ def sample_and_fit(
     return sample, mixture
 
 
-def em(
-    sample: Tensor,
-    weights: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    *,
-    iterations: int,
-    min_variance: float,
-    min_weight: float,
-) -> Statistics:
+def em(sample: Tensor, start: Mixture, iterations: int, min_variance: float, min_weight: float) -> Mixture:
     """EM steps on a sample (B, m, D) from a given mixture."""
-    sample, start = sample.contiguous(), (weights.contiguous(), means.contiguous(), variances.contiguous())
+    sample, start = sample.contiguous(), Mixture(*(t.contiguous() for t in start))
     return _launch(
-        sample.unsqueeze(2), sample, None, start, weights.shape[1], 0, iterations,
+        sample.unsqueeze(2), sample, None, start, start.weights.shape[1], 0, iterations,
         min_variance=min_variance, min_weight=min_weight,
     )  # fmt: skip
 
@@ -72,14 +63,14 @@ def _launch(
     points: Tensor,
     sample: Tensor,
     draws: Tensor | tuple[int, Tensor] | None,
-    start: Statistics | None,
+    start: Mixture | None,
     components: int,
     hard_steps: int,
     soft_steps: int,
     *,
     min_variance: float,
     min_weight: float,
-) -> Statistics:
+) -> Mixture:
     counted = isinstance(draws, tuple)
     plan = _plan(
         tiles.describe(points), sample.shape[1], components, hard_steps, soft_steps, min_variance, min_weight, start is None,
@@ -88,7 +79,7 @@ def _launch(
     seed, uniforms = draws if isinstance(draws, tuple) else (0, draws)
     new: Any = {"dtype": torch.float32, "device": points.device}
     batch, dim, totals = points.shape[0], points.shape[3], plan.info["totals"]
-    mixture = (
+    mixture = Mixture(
         torch.empty(batch, components, **new),
         torch.empty(batch, components, dim, **new),
         torch.empty(batch, components, dim, **new),

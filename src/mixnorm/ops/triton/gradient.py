@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import (
     activation_slope,
@@ -34,7 +35,6 @@ from mixnorm.ops.triton.tiles import (
     wide,
 )
 
-Statistics = tuple[Tensor, Tensor, Tensor]
 LINES_COLUMNS = 4
 LINES_ELEMENTS = 96 * 128  # that a program holds at once
 
@@ -43,10 +43,9 @@ def mix_backward(
     grad: Tensor,
     points: Tensor,
     resp: Tensor,
-    statistics: Statistics,
+    statistics: Mixture,
     weight: Tensor | None,
     bias: Tensor | None,
-    *,
     eps: float,
     activation: str | None,
     affine_mode: str,

@@ -41,13 +41,11 @@ def launch(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | Non
 
 
 def _run(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | None, ...], extra: tuple[int, ...]) -> None:
-    # Pointers are passed as numbers: from a tensor the launcher would get the number and ask the driver whether it is one.
-    pointers = [None if t is None else t.data_ptr() for t in given]
-    key = tuple([None if t is None else (t.dtype, p % 16) for t, p in zip(given, pointers, strict=True)])  # type: ignore[operator]
+    key = tuple([None if t is None else (t.dtype, t.data_ptr() % 16) for t in given])
     found = plan.compiled.get(key)
     if found is not None:
         runner, constants = found
-        runner(*pointers, *[None if t is None else t.data_ptr() for t in own], *extra, *plan.numbers, *constants)
+        runner(*given, *own, *extra, *plan.numbers, *constants)
         return
     compiled = plan.kernel[plan.grid](*given, *own, *extra, *plan.numbers, **plan.constants)
     if compiled is not None:  # the interpreter compiles nothing

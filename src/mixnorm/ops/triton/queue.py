@@ -10,15 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from mixnorm.ops import reference
+from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 
-Statistics = tuple[Tensor, Tensor, Tensor]
 COLUMNS = 128
 LARGEST_MEAN = tl.constexpr(reference.LARGEST_MEAN)
 WHOLE = tl.constexpr(reference.WHOLE)
 
 
-def push(queues: Statistics, newest: Statistics, tracked: Tensor) -> None:
+def push(queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
     """Shifts queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that ``ops.can_be_kept``.
 
     ``tracked`` counts the batches. The decision is made on the device.

@@ -11,16 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 from mixnorm.ops import reference
+from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
 from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
 
-Statistics = tuple[Tensor, Tensor, Tensor]
 M_STEP_COLUMNS = 8
 
 
-def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
+def em_step(points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
     """ν (B, m, K) under the mixture, and λ (B, K), μ and σ² (B, K, D) of the points under that ν."""
     batch, outer, inner, _ = points.shape
     # Component by component, so that neighbouring points lie side by side.
@@ -28,18 +28,19 @@ def em_step(points: Tensor, mixture: Statistics) -> tuple[Tensor, Statistics]:
     return resp, _em_step_into(resp, points, mixture, given=False)
 
 
-def moments(points: Tensor, resp: Tensor) -> Statistics:
+def moments(points: Tensor, resp: Tensor) -> Mixture:
     """λ, μ and σ² of the points under a given ν (B, m, K), which lies in memory as (B, K, m)."""
     center = points.mean((1, 2), dtype=torch.float32).unsqueeze(1).expand(-1, resp.shape[2], -1)
-    return _em_step_into(resp, points, (torch.ones_like(center[..., 0]), center, torch.ones_like(center)), given=True)
+    start = Mixture(torch.ones_like(center[..., 0]), center, torch.ones_like(center))
+    return _em_step_into(resp, points, start, given=True)
 
 
-def _em_step_into(resp: Tensor, points: Tensor, mixture: Statistics, *, given: bool) -> Statistics:
+def _em_step_into(resp: Tensor, points: Tensor, mixture: Mixture, *, given: bool) -> Mixture:
     em_plan, m_plan = _plans(tiles.describe(points), mixture[0].shape[1], given)
     weights, means, variances = (t.contiguous() for t in mixture)
     new: Any = {"dtype": torch.float32, "device": points.device}
     counts, sums = torch.empty(em_plan.info["counts"], **new), torch.empty(em_plan.info["sums"], **new)
-    result = (torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances))
+    result = Mixture(torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances))
     launch(em_plan, (points, weights, means, variances, resp), (counts, sums))
     launch(m_plan, (means, variances), (counts, sums, *result))
     return result

@@ -9,21 +9,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import activate, load_lines, load_parameter, transform_options
 from mixnorm.ops.triton.launch import PLANS, Plan, launch
 from mixnorm.ops.triton.tiles import channels, load_tile, row_offsets, rows_of_tile, store_tile, tall, wide
 
-Statistics = tuple[Tensor, Tensor, Tensor]
-
 
 def mix(
     points: Tensor,
     resp: Tensor,
-    statistics: Statistics,
+    statistics: Mixture,
     weight: Tensor | None,
     bias: Tensor | None,
-    *,
     eps: float,
     activation: str | None,
     affine_mode: str,

@@ -28,6 +28,12 @@ FAR = 1e3  # (mean - centre)² / variance above which a variance about that cent
 NONE, RELU, LEAKY_RELU, SILU, GELU = range(5)
 
 
+@_serial
+def _stretches(threads: int, batch: int, count: int) -> int:
+    """Into how many stretches the points of each mixture are cut, so that every thread has work."""
+    return min(count, (threads + batch - 1) // batch)
+
+
 # ---------------------------------------------------------------------------------------------------------------- EM
 
 
@@ -223,8 +229,9 @@ def _moments_about(x: Any, resp: Any, centre: Any, stretches: int, weights: Any,
 
 
 @_serial
-def moments(x: Any, resp: Any, stretches: int, weights: Any, means: Any, variances: Any) -> None:
+def moments(threads: int, x: Any, resp: Any, weights: Any, means: Any, variances: Any) -> None:
     """λ (B, K), μ and σ² (B, K, D) under given responsibilities (B, m, K)."""
+    stretches = _stretches(threads, resp.shape[0], resp.shape[1])
     for b in range(means.shape[0]):
         for k in range(means.shape[1]):
             for d in range(means.shape[2]):
@@ -235,7 +242,7 @@ def moments(x: Any, resp: Any, stretches: int, weights: Any, means: Any, varianc
 
 @_serial
 def em_step(
-    x: Any, hard: bool, weights: Any, means: Any, variances: Any, floor: float, stretches: int, resp: Any, new_weights: Any,
+    threads: int, x: Any, hard: bool, weights: Any, means: Any, variances: Any, floor: float, resp: Any, new_weights: Any,
     new_means: Any, new_variances: Any,
 ) -> None:  # fmt: skip
     """ν (B, m, K) under a mixture and λ, μ, σ² under that ν. ``hard`` gives all of a point to its likeliest component.
@@ -243,6 +250,7 @@ def em_step(
     The new mixture may be written over the old one.
     """
     batch, components, dim = means.shape
+    stretches = _stretches(threads, batch, resp.shape[1])
     anchor, scale, offset, log_norm = _prepare(weights, np.log(weights), means, variances, floor)
     total = np.zeros((batch, stretches, components))
     first, second = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
@@ -338,8 +346,8 @@ def _seed_mixtures(x: Any, uniforms: Any, candidates: int, stretches: int, cente
 
 
 @_parallel
-def gather(x: Any, index: Any, stretches: int, out: Any) -> None:
-    """The points with the given numbers into out (B, count, D)."""
+def _gather(x: Any, index: Any, stretches: int, out: Any) -> None:
+    """The points with the given numbers into out (B, count, 1, D)."""
     batch, inner, count = x.shape[0], x.shape[2], index.shape[0]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
@@ -347,7 +355,22 @@ def gather(x: Any, index: Any, stretches: int, out: Any) -> None:
             o = index[j] // inner
             i = index[j] - o * inner
             for d in range(x.shape[3]):
-                out[b, j, d] = x[b, o, i, d]
+                out[b, j, 0, d] = x[b, o, i, d]
+
+
+@_serial
+def sample(threads: int, x: Any, draws: Any, out: Any) -> None:
+    """``fit.sample_indices`` and ``fit.gather``: as many of the points as out (B, size, 1, D) holds."""
+    count, size = x.shape[1] * x.shape[2], out.shape[1]
+    length = count // size  # of the stretches that one point each is drawn from
+    rest = count - size * length
+    one = draws.dtype.type
+    begin = min(int(draws[size] * one(rest + 1)), rest) if rest > 0 else 0
+    index = np.empty(size, np.int64)
+    for j in range(size):
+        place = min(int(draws[j] * one(length)), length - 1) if length > 1 else 0
+        index[j] = j * length + place + begin
+    _gather(x, index, _stretches(threads, x.shape[0], size), out)
 
 
 @_serial
@@ -379,11 +402,12 @@ def _prune(weights: Any, means: Any, variances: Any, min_weight: float) -> None:
 
 @_serial
 def fit(
-    x: Any, uniforms: Any, candidates: int, lloyd_iters: int, em_iters: int, min_variance: float, min_weight: float,
-    floor: float, stretches: int, weights: Any, means: Any, variances: Any,
+    threads: int, x: Any, uniforms: Any, candidates: int, lloyd_iters: int, em_iters: int, min_variance: float,
+    min_weight: float, floor: float, weights: Any, means: Any, variances: Any,
 ) -> None:  # fmt: skip
     """k-means++, Lloyd's iterations and EM on points (B, m, 1, D), into weights (B, K), means and variances (B, K, D)."""
     batch, components, dim = means.shape
+    stretches = _stretches(threads, batch, x.shape[1])
     centers, ones, flat = means.copy(), np.ones_like(means), np.ones_like(weights)
     if stretches == 1:  # enough mixtures for all cores
         _seed_mixtures(x, uniforms, candidates, stretches, centers)
@@ -393,7 +417,7 @@ def fit(
     resp = np.empty((batch, x.shape[1], components), x.dtype)
     hard = lloyd_iters >= 0  # always; but for a literal True numba would compile em_step a second time
     for step in range(lloyd_iters + 1):
-        em_step(x, hard, flat, centers, ones, floor, stretches, resp, weights, means, variances)
+        em_step(threads, x, hard, flat, centers, ones, floor, resp, weights, means, variances)
         if step < lloyd_iters:
             for b in range(batch):
                 for k in range(components):
@@ -401,19 +425,26 @@ def fit(
                         for d in range(dim):
                             centers[b, k, d] = means[b, k, d]
     _raise_to(variances, min_variance)
-    em(x, em_iters, min_variance, min_weight, floor, stretches, weights, means, variances)
+    em(threads, x, em_iters, min_variance, min_weight, floor, weights, means, variances)
 
 
 @_serial
 def em(
-    x: Any, iterations: int, min_variance: float, min_weight: float, floor: float, stretches: int, weights: Any, means: Any,
+    threads: int,
+    x: Any,
+    iterations: int,
+    min_variance: float,
+    min_weight: float,
+    floor: float,
+    weights: Any,
+    means: Any,
     variances: Any,
-) -> None:  # fmt: skip
+) -> None:
     """EM steps on points (B, m, 1, D), over the mixture that is given, and then the small components are dropped."""
     resp = np.empty((x.shape[0], x.shape[1], weights.shape[1]), x.dtype)
     hard = iterations < 0  # never; see fit
     for _ in range(iterations):
-        em_step(x, hard, weights, means, variances, floor, stretches, resp, weights, means, variances)
+        em_step(threads, x, hard, weights, means, variances, floor, resp, weights, means, variances)
         _raise_to(variances, min_variance)
     _prune(weights, means, variances, min_weight)
 
@@ -515,7 +546,7 @@ def _mix_stretches(
 
 
 @_serial
-def inverse_sqrt(weights: Any) -> Any:
+def _inverse_sqrt(weights: Any) -> Any:
     """1/√λ, and 0 for a component that is not in use."""
     result = np.zeros_like(weights)
     for b in range(weights.shape[0]):
@@ -526,13 +557,20 @@ def inverse_sqrt(weights: Any) -> Any:
 
 
 @_serial
+def inverse_sqrt(weights: Any, out: Any) -> None:
+    """``_inverse_sqrt`` into out."""
+    out[:] = _inverse_sqrt(weights)
+
+
+@_serial
 def mix(
-    x: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool,
-    activation: int, stretches: int, y: Any,
+    threads: int, x: Any, resp: Any, weights: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
+    in_statistics: bool, activation: int, y: Any,
 ) -> None:  # fmt: skip
-    """y = Σ_k resp_k · factor_k · act(x̂_k) with γ and β; resp is (B, m, K), factor (B, K), gamma and beta (D,) or empty."""
+    """y = Σ_k resp_k/√λ_k · act(x̂_k) with γ and β; resp is (B, m, K), gamma and beta are (D,) or empty."""
     centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
-    _mix_stretches(x, resp, factor, centre, scale, shift, activation, stretches, y)
+    stretches = _stretches(threads, resp.shape[0], resp.shape[1])
+    _mix_stretches(x, resp, _inverse_sqrt(weights), centre, scale, shift, activation, stretches, y)
 
 
 # ---------------------------------------------------------------------------------------------------------- gradient
@@ -696,12 +734,17 @@ def _chain(
 
 
 @_serial
-def gradient(
-    x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
-    in_statistics: bool, activation: int, of_batch: bool, stretches: int, grad_gamma: Any, grad_beta: Any, grad: Any,
+def gradient_lines(
+    threads: int, x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
+    in_statistics: bool, activation: int, of_batch: bool, lines: Any, grad_gamma: Any, grad_beta: Any,
 ) -> None:  # fmt: skip
-    """The gradient of ``mix``. ``of_batch``: μ and σ² are the statistics of x under resp, with factor_k = 1/√λ_k."""
+    """The first half of the gradient of ``mix``: of γ and β, and lines (B, 2, K, D), what flows through μ and σ².
+
+    ``of_batch``: these are the statistics of x under resp, with factor_k = 1/√λ_k, and lines are √λ_k times ∂L/∂μ_k / n_k
+    and 2·∂L/∂σ²_k / n_k. Otherwise they are constants, and lines are 0.
+    """
     batch, components, dim = means.shape
+    stretches = _stretches(threads, resp.shape[0], resp.shape[1])
     centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
     of_scale, of_z = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
     plain = np.zeros((batch, stretches, dim))
@@ -711,18 +754,30 @@ def gradient(
         variances, gamma, beta, eps, in_statistics, activation, of_scale, of_z, plain, grad_means, grad_variances,
         grad_gamma, grad_beta,
     )  # fmt: skip
+    for b in range(batch):
+        for k in range(components):
+            # x enters μ_k and σ²_k with ν̂_k = ν_k / (λ_k m):  ∂μ_k = ν̂_k,  ∂σ²_k = 2 ν̂_k (x - μ_k).
+            share = factor[b, k] / resp.shape[1] if of_batch else 0.0
+            for d in range(dim):
+                lines[b, 0, k, d] = grad_means[b, k, d] * share
+                lines[b, 1, k, d] = 2 * grad_variances[b, k, d] * share
+
+
+@_serial
+def gradient_points(
+    threads: int, x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
+    in_statistics: bool, activation: int, lines: Any, grad: Any,
+) -> None:  # fmt: skip
+    """The second half: the gradient of x, from the lines."""
+    centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
     slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
-    if of_batch:
-        for b in range(batch):
-            for k in range(components):
-                # x enters μ_k and σ²_k with ν̂_k = w_k / (√λ_k m):  ∂μ_k = ν̂_k,  ∂σ²_k = 2 ν̂_k (x - μ_k).
-                share = factor[b, k] / resp.shape[1]
-                for d in range(dim):
-                    twice = 2 * grad_variances[b, k, d] * share
-                    slope[b, k, d] = twice
-                    intercept[b, k, d] = grad_means[b, k, d] * share + twice * (centre[b, k, d] - means[b, k, d])
-    if grad.size:
-        _points_stretches(x, g, resp, factor, centre, scale, shift, slope, intercept, activation, stretches, grad)
+    for b in range(means.shape[0]):
+        for k in range(means.shape[1]):
+            for d in range(means.shape[2]):
+                slope[b, k, d] = lines[b, 1, k, d]
+                intercept[b, k, d] = lines[b, 0, k, d] + lines[b, 1, k, d] * (centre[b, k, d] - means[b, k, d])
+    stretches = _stretches(threads, resp.shape[0], resp.shape[1])
+    _points_stretches(x, g, resp, factor, centre, scale, shift, slope, intercept, activation, stretches, grad)
 
 
 # --------------------------------------------------------------------------------------------------------- inference
@@ -824,15 +879,24 @@ def _posteriors_stretches(
 
 @_serial
 def posteriors(
-    x: Any, log_weights: Any, slots: Any, means: Any, variances: Any, floor: float, group: int, farthest: float,
-    stretches: int, out: Any,
-) -> None:  # fmt: skip
+    threads: int,
+    x: Any,
+    log_weights: Any,
+    slots: Any,
+    means: Any,
+    variances: Any,
+    floor: float,
+    group: int,
+    farthest: float,
+    out: Any,
+) -> None:
     """The posterior of each component among its ``group`` (K for the ensemble, else all T·K), into out (B, m, T·K).
 
     A slot that is farther than ``farthest`` from a point counts for less; ``slots`` (B, T·K / group) are their weights.
     """
     scale, log_norm = _densities(log_weights, means, variances, floor)
     origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
+    stretches = _stretches(threads, out.shape[0], out.shape[1])
     _posteriors_stretches(x, origin, group, slots, farthest, log_norm, means, scale, stretches, out)
 
 
@@ -901,13 +965,14 @@ def _evaluate_stretches(
 
 @_serial
 def evaluate(
-    x: Any, log_weights: Any, factor: Any, slots: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
-    in_statistics: bool, activation: int, floor: float, group: int, farthest: float, stretches: int, y: Any,
+    threads: int, x: Any, log_weights: Any, factor: Any, slots: Any, means: Any, variances: Any, gamma: Any, beta: Any,
+    eps: float, in_statistics: bool, activation: int, floor: float, group: int, farthest: float, y: Any,
 ) -> None:  # fmt: skip
     """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · factor_k · act(x̂_k) with γ and β, for T·K components."""
     scale, log_norm = _densities(log_weights, means, variances, floor)
     centre, slope, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
     origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
+    stretches = _stretches(threads, x.shape[0], x.shape[1] * x.shape[2])
     _evaluate_stretches(
         x, origin, group, slots, farthest, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
     )

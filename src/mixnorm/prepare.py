@@ -1,6 +1,6 @@
 """Compiles the loops for the CPU, which the first training step does otherwise; they are then kept on disk.
 
-python -m mixnorm.ops.prepare
+python -m mixnorm.prepare
 """
 
 from __future__ import annotations

@@ -7,11 +7,21 @@ the same numbers must find the same mixture. Nothing here reads a value back to 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mixnorm.ops import reference
+
+
+class Options(NamedTuple):
+    """How a mixture is fitted."""
+
+    lloyd_iters: int
+    em_iters: int
+    min_variance: float
+    min_weight: float
 
 
 def num_candidates(num_components: int) -> int:
@@ -21,7 +31,7 @@ def num_candidates(num_components: int) -> int:
 
 def num_uniforms(num_components: int) -> int:
     """Random numbers that :func:`seed` uses for each mixture."""
-    return 1 + (num_components - 1) * num_candidates(num_components)
+    return 1 + (num_components - 1) * (2 + int(math.log(num_components)))  # a first seed, then rounds of candidates
 
 
 def sample_indices(count: int, size: int, draws: Tensor) -> Tensor:
@@ -77,41 +87,25 @@ def lloyd(x: Tensor, centers: Tensor, iterations: int) -> Tensor:
     return resp
 
 
-def fit(
-    x: Tensor,
-    num_components: int,
-    *,
-    lloyd_iters: int,
-    em_iters: int,
-    min_variance: float,
-    min_weight: float,
-    uniforms: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+def fit(x: Tensor, num_components: int, uniforms: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
     """λ (B, K), μ and σ² (B, K, D) from k-means++, Lloyd's iterations and EM, less the small components."""
+    iterations = options.em_iters
     if num_components == 1:  # nothing to seed and nothing to iterate
-        resp, em_iters = torch.ones_like(x[..., :1]), 0
+        resp, iterations = torch.ones_like(x[..., :1]), 0
     else:
-        resp = lloyd(x, seed(x, num_components, uniforms), lloyd_iters)
+        resp = lloyd(x, seed(x, num_components, uniforms), options.lloyd_iters)
     weights, means, variances = reference.moments(x, resp)
-    variances = variances.clamp_min(min_variance)
-    return em(x, weights, means, variances, iterations=em_iters, min_variance=min_variance, min_weight=min_weight)
+    return em(x, weights, means, variances.clamp_min(options.min_variance), iterations, options)
 
 
 def em(
-    x: Tensor,
-    weights: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    *,
-    iterations: int,
-    min_variance: float,
-    min_weight: float,
+    x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, iterations: int, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
     """EM steps from a mixture. A variance stops at the floor, which is the M-step under that constraint."""
     for _ in range(iterations):
         _, weights, means, variances = reference.em_step(x, weights, means, variances)
-        variances = variances.clamp_min(min_variance)
-    return prune(weights, means, variances, min_weight)
+        variances = variances.clamp_min(options.min_variance)
+    return prune(weights, means, variances, options.min_weight)
 
 
 def revive(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,197 @@
+"""The two operations with a gradient of their own: the transform of a batch, and evaluation.
+
+Each serves every faster implementation, and the transform serves statistics over ranks as well. Compilers see the
+same kernels as operators (``library``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mixnorm.ops import reference
+from mixnorm.ops.choose import REFERENCE, is_followed
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, flat, gradients
+
+
+class Transform(torch.autograd.Function):
+    """The transform of points under ν and its statistics. Gradients flow to points, γ and β, also through μ and σ².
+
+    With ``ranks`` the statistics are of all ranks' points. The gradient of the points is then that of all ranks' losses
+    together; those of γ and β are this rank's share, as DistributedDataParallel expects them.
+    """
+
+    @staticmethod
+    def forward(
+        points: Tensor,
+        resp: Tensor,
+        weights: Tensor,
+        means: Tensor,
+        variances: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        kernels: Kernels,
+        form: Form,
+        ranks: Any,
+    ) -> Tensor:
+        if points.numel() == 0:
+            return torch.empty_like(points)
+        return kernels.mix(points, resp, Mixture(weights, means, variances), weight, bias, form)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:7])
+        ctx.kernels, ctx.form, ctx.ranks = inputs[7:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if ctx.ranks is not None:
+            found = _over_ranks(ctx, grad)
+        elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
+            with torch.enable_grad():
+                y = reference.normalize(flat(points.to(resp.dtype)), resp, weight, bias, *ctx.form)
+            found = gradients(y, (points, weight, bias), (wanted[0], *wanted[5:7]), grad)
+        else:
+            mixture = Mixture(weights, means, variances)
+            found = ctx.kernels.mix_backward(grad, points, resp, mixture, weight, bias, ctx.form)
+        of_points, *of_parameters = found
+        return (of_points if wanted[0] else None), None, None, None, None, *_like(of_parameters, (weight, bias)), *_REST
+
+
+_REST = (None, None, None)  # kernels, form and ranks have no gradient
+
+
+@once_differentiable
+def _over_ranks(ctx: Any, grad: Tensor) -> Any:
+    points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
+    count, ranks = points.shape[1] * points.shape[2], ctx.ranks
+
+    def add_up(lines: Tensor) -> None:
+        """∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k, from this rank's loss and points to those of all."""
+        lines.mul_(count)
+        dist.all_reduce(lines, group=ranks.group)
+        lines.div_(ranks.total)
+
+    kernels = ctx.kernels if count else REFERENCE  # a rank without points only takes part in the sum
+    over_ranks = add_up if ctx.needs_input_grad[0] else None
+    return kernels.mix_backward(grad, points, resp, Mixture(weights, means, variances), weight, bias, ctx.form, over_ranks)
+
+
+class Evaluate(torch.autograd.Function):
+    """Evaluation under T mixtures, for models that are tuned with frozen statistics. Gradients stop at the posterior."""
+
+    @staticmethod
+    def forward(
+        points: Tensor,
+        weights: Tensor,
+        means: Tensor,
+        variances: Tensor,
+        tau: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        kernels: FastKernels,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> Tensor:
+        return kernels.evaluate(points, History(weights, means, variances, tau), weight, bias, form, mode, bounded)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[:7])
+        ctx.kernels, *ctx.options = inputs[7:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        points, *mixtures, weight, bias = ctx.saved_tensors
+        history, wanted = History(*mixtures), ctx.needs_input_grad
+        if torch.is_grad_enabled() or is_followed(grad):
+            with torch.enable_grad():
+                y = Kernels.inference(ctx.kernels, points, history, weight, bias, *ctx.options)
+            found = gradients(y, (points, weight, bias), (wanted[0], *wanted[5:7]), grad)
+        else:
+            found = ctx.kernels.inference_backward(grad, points, history, weight, bias, *ctx.options)
+        of_points, *of_parameters = found
+        return (
+            (of_points if wanted[0] else None),
+            None,
+            None,
+            None,
+            None,
+            *_like(of_parameters, (weight, bias)),
+            *_REST,
+            None,
+        )
+
+
+class FastKernels(Kernels):
+    """What the faster implementations share: their transform and evaluation have gradients of their own."""
+
+    def transform(
+        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        with torch.no_grad():
+            resp, found = self.em_step(points.detach(), mixture)
+        return Transform.apply(points, resp, *found, weight, bias, self, form, None), found
+
+    def normalize(self, points: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+        with torch.no_grad():
+            found = self.moments(points.detach(), resp)
+        return Transform.apply(points, resp, *found, weight, bias, self, form, None)
+
+    def inference(
+        self,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> Tensor:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias)):
+            return Evaluate.apply(points, *history, weight, bias, self, form, mode, bounded)
+        return self.evaluate(points, history, weight, bias, form, mode, bounded)
+
+    def moments(self, points: Tensor, resp: Tensor) -> Mixture:
+        """λ, μ and σ² of the points under ν."""
+        raise NotImplementedError
+
+    def evaluate(
+        self,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> Tensor:
+        """:meth:`inference` without a gradient."""
+        raise NotImplementedError
+
+
+class ReferenceTransform(FastKernels):
+    """Put before faster kernels, it leaves them the fit and the posterior, and takes the transform from the reference."""
+
+    normalize = Kernels.normalize
+    mix = Kernels.mix
+    mix_backward = Kernels.mix_backward
+
+    def transform(
+        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        with torch.no_grad():
+            resp, found = self.em_step(points.detach(), mixture)
+        return self.normalize(points, resp, weight, bias, form), found
+
+
+def _like(found: Any, parameters: tuple[Tensor | None, Tensor | None]) -> list[Tensor | None]:
+    """Gradients in the dtype of their parameters, and none where there is no parameter."""
+    return [None if p is None or g is None else g.to(p.dtype) for g, p in zip(found, parameters, strict=True)]

@@ -1,0 +1,246 @@
+"""The kernel interface: what a mixture norm computes, as methods of one object that a forward pass chooses once.
+
+:class:`Kernels` is all of it in plain PyTorch. The faster implementations, ``numba_kernels`` and ``triton``, override what
+they do faster.
+
+Shapes: ``points`` is (B, outer, inner, D). The m = outer · inner points of each of the B mixtures are spread over two axes,
+so that every memory layout can be looked at without a copy. ``resp`` is (B, m, K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixnorm.ops import fit, reference
+
+INFERENCE_MODES = ("ensemble", "mixture", "paper")
+
+
+class Mixture(NamedTuple):
+    """K Gaussians with diagonal covariance, B times: the numbers that kernels take and give."""
+
+    weights: Tensor  # λ (B, K)
+    means: Tensor  # μ (B, K, D)
+    variances: Tensor  # σ² (B, K, D)
+
+
+class History(NamedTuple):
+    """T mixtures to evaluate with, and what each counts."""
+
+    weights: Tensor  # λ (B, T, K)
+    means: Tensor  # μ (B, T, K, D)
+    variances: Tensor  # σ² (B, T, K, D)
+    tau: Tensor  # τ (B, T)
+
+
+class Form(NamedTuple):
+    """The form of the transform: the options of a layer that change its equation."""
+
+    eps: float = 1e-5
+    activation: str | None = None
+    affine_mode: str = "output"
+
+
+class Kernels:
+    """The reference implementation of every operation. Gradients are autograd's own, so anything may look on."""
+
+    name = "reference"
+    modes: tuple[str, ...] = INFERENCE_MODES  # of inference
+    counts = False  # whether a fit makes its random numbers from a seed and a counter on the device
+
+    def for_fit(self) -> Kernels:
+        """These kernels where γ and β differ from point to point: the transform is then the reference's."""
+        return self
+
+    def obstacle(self, points: Tensor, components: int) -> str | None:
+        """Why these points cannot be taken, or ``None``."""
+        return None
+
+    def sample_and_fit(
+        self, points: Tensor, size: int, draws: Any, components: int, options: fit.Options
+    ) -> tuple[Tensor, Mixture]:
+        """``size`` of the points (B, size, D), and their mixture from k-means++, Lloyd and EM.
+
+        ``draws`` are size + 1 uniform numbers for the sample, and ``fit.num_uniforms`` for each mixture; or, where the
+        implementation ``counts``, a seed and a counter.
+        """
+        sample = self.sample(points, size, draws)
+        return sample, self.fit(sample, components, draws[size + 1 :].view(points.shape[0], -1), options)
+
+    def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
+        """``size`` of the points, (B, size, D), in at least fp32."""
+        batch, outer, inner, dim = points.shape
+        if size == outer * inner:
+            return points.reshape(batch, size, dim).to(compute_dtype(points.dtype))
+        return self.gather(points, fit.sample_indices(outer * inner, size, draws))
+
+    def gather(self, points: Tensor, index: Tensor) -> Tensor:
+        """The points with the given numbers, (B, count, D), in at least fp32."""
+        return fit.gather(points, index).to(compute_dtype(points.dtype))
+
+    def fit(self, sample: Tensor, components: int, uniforms: Tensor, options: fit.Options) -> Mixture:
+        """The mixture of a sample (B, s, D)."""
+        return Mixture(*fit.fit(sample, components, uniforms, options))
+
+    def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
+        """EM steps from a given mixture, less the small components."""
+        return Mixture(*fit.em(sample, *start, iterations, options))
+
+    def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
+        """ν of every point under the mixture, and λ, μ, σ² of all points under that ν."""
+        resp, *found = reference.em_step(flat(points.to(mixture.means.dtype)), *mixture)
+        return resp, Mixture(*found)
+
+    def transform(
+        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        """The transform of the points under the posterior of a mixture, and λ, μ, σ² under that posterior."""
+        x = flat(points.to(mixture.means.dtype))
+        resp = reference.responsibilities(x.detach(), *mixture).detach()
+        return self._normalize(points, x, resp, weight, bias, form)
+
+    def normalize(self, points: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+        """The transform of the points under given ν, which has no gradient."""
+        return self._normalize(points, flat(points.to(resp.dtype)), resp.detach(), weight, bias, form)[0]
+
+    def _normalize(
+        self, points: Tensor, x: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        found = Mixture(*reference.moments(x, resp))
+        mixing = resp * reference.inverse_sqrt(found.weights.detach()).unsqueeze(1)
+        parameters = flat_like(weight, points), flat_like(bias, points)
+        y = reference.mix_components(x, mixing, found.means, found.variances, *parameters, *form)
+        return shaped(y, points), Mixture(*(t.detach() for t in found))
+
+    def mix(
+        self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> Tensor:
+        """The transform under given ν and statistics."""
+        mixing = resp * reference.inverse_sqrt(mixture.weights).unsqueeze(1)
+        parameters = flat_like(weight, points), flat_like(bias, points)
+        x = flat(points.to(resp.dtype))
+        return shaped(reference.mix_components(x, mixing, mixture.means, mixture.variances, *parameters, *form), points)
+
+    def mix_backward(
+        self,
+        grad: Tensor,
+        points: Tensor,
+        resp: Tensor,
+        mixture: Mixture,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        over_ranks: Callable[[Tensor], None] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The gradients of the points, γ and β, where μ and σ² are the statistics of the points under ν.
+
+        ``over_ranks`` changes ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k (B, 2, K, D) in place, where those are of more points yet.
+        """
+        x, (weights, means, variances) = flat(points.to(resp.dtype)), mixture
+        leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, means, variances, weight, bias)]
+        with torch.enable_grad():
+            mixing = resp * reference.inverse_sqrt(weights).unsqueeze(1)
+            parameters = (flat_like(leaf, points) for leaf in leaves[3:])
+            y = reference.mix_components(leaves[0], mixing, *leaves[1:3], *parameters, *form)
+        found: list[Any] = gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
+        grad_x, grad_means, grad_variances, *of_parameters = found
+        numbers = weights.unsqueeze(-1) * max(x.shape[1], 1)
+        lines = torch.stack((grad_means, 2 * grad_variances), 1) * torch.where(numbers > 0, 1 / numbers, 0).unsqueeze(1)
+        if over_ranks is not None:
+            over_ranks(lines)
+        for k, (offset, tilt) in enumerate(zip(*(line.unbind(1) for line in lines.unbind(1)), strict=True)):
+            through = offset.unsqueeze(1) + tilt.unsqueeze(1) * (x - means[:, k, None])
+            grad_x = torch.addcmul(grad_x, resp[..., k, None], through)
+        return shaped(grad_x, points), *of_parameters
+
+    def inference(
+        self,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> Tensor:
+        """The transform under T given mixtures."""
+        x, parameters = flat(points.to(history.means.dtype)), (flat_like(weight, points), flat_like(bias, points))
+        return shaped(reference.inference(x, *history, *parameters, mode, bounded, *form), points)
+
+    def inference_backward(
+        self,
+        grad: Tensor,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> list[Tensor | None]:
+        """The gradients of the points, γ and β of :meth:`inference`."""
+        leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (points, weight, bias)]
+        with torch.enable_grad():
+            y = Kernels.inference(self, leaves[0], history, *leaves[1:], form, mode, bounded)
+        return gradients(y, leaves, [True] * 3, grad, create_graph=False)
+
+    def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
+        """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that can be kept.
+
+        The queues change in place. Nothing is read back from a GPU to decide.
+        """
+        taken = reference.can_be_kept(*newest, queues.means.dtype)
+        on_host = taken.device.type == "cpu"
+        if on_host and not taken:
+            return
+        for queue, value in zip(queues, newest, strict=True):
+            shifted = torch.cat((queue[:, 1:], value.unsqueeze(1).to(queue.dtype)), 1)
+            queue.copy_(shifted if on_host else torch.where(taken, shifted, queue))
+        tracked.add_(taken)
+
+    def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+        """The λ (B, T, K) that a history is evaluated with, and τ (B, T)."""
+        return reference.slot_weights(weights, decay)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Statistics are never computed in less than fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:
+    """Whether γ or β is (D,) or absent: the only shapes that the faster transforms take."""
+    return parameter is None or parameter.shape == points.shape[-1:]
+
+
+def flat(points: Tensor) -> Tensor:
+    """(B, outer, inner, D) to (B, m, D)."""
+    return points.flatten(1, 2)
+
+
+def shaped(y: Tensor, points: Tensor) -> Tensor:
+    """(B, m, D) in the dtype and shape of the points."""
+    return y.to(points.dtype).unflatten(1, points.shape[1:3])
+
+
+def flat_like(parameter: Tensor | None, points: Tensor) -> Tensor | None:
+    """γ or β, which broadcasts against ``points``, as it broadcasts against the flattened points."""
+    if parameter is None or parameter.dim() < 2:
+        return parameter
+    if parameter.shape[-3:-1] == (1, 1):
+        return parameter.squeeze(-2)
+    return parameter.expand(*parameter.shape[:-3], *points.shape[-3:]).flatten(-3, -2)
+
+
+def gradients(y: Tensor, inputs: Any, wanted: Any, grad: Tensor, *, create_graph: bool = True) -> list[Tensor | None]:
+    """∂(y·grad)/∂input for those inputs that are wanted; ``grad`` has as many elements as y."""
+    places = [i for i, t in enumerate(inputs) if t is not None and wanted[i]]
+    found = torch.autograd.grad(y, [inputs[i] for i in places], grad.reshape(y.shape).to(y.dtype), create_graph=create_graph)
+    result: list[Tensor | None] = [None] * len(inputs)
+    for place, gradient in zip(places, found, strict=True):
+        result[place] = gradient
+    return result

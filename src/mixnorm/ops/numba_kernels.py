@@ -1,0 +1,280 @@
+"""The kernels for a CPU: loops that numba compiles, which ``backend="auto"`` uses there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixnorm.ops import fit, numba_loops, reference
+from mixnorm.ops.autograd import FastKernels, ReferenceTransform
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture
+
+_ACTIVATIONS = {
+    None: numba_loops.NONE,
+    "relu": numba_loops.RELU,
+    "leaky_relu": numba_loops.LEAKY_RELU,
+    "silu": numba_loops.SILU,
+    "gelu": numba_loops.GELU,
+}
+
+# Numba's threads start here and not in the first kernel: with OpenMP, their number would become torch's as well.
+_threads = torch.get_num_threads()
+numba.get_num_threads()
+torch.set_num_threads(_threads)
+
+
+class NumbaKernels(FastKernels):
+    """Compiled loops over points in any memory layout, in fp32 or fp64."""
+
+    name = "numba"
+
+    def for_fit(self) -> Kernels:
+        return NUMBA_FIT
+
+    def obstacle(self, points: Tensor, components: int) -> str | None:
+        return None if _usable else "numba's threads are not in a process that was forked"
+
+    def sample_and_fit(
+        self, points: Tensor, size: int, draws: Any, components: int, options: fit.Options
+    ) -> tuple[Tensor, Mixture]:
+        sample = self.sample(points, size, draws)
+        lloyd_iters, em_iters, min_variance, min_weight = options
+        if components == 1:  # nothing to seed and nothing to iterate
+            lloyd_iters = em_iters = 0
+        uniforms, found = draws[size + 1 :].view(points.shape[0], -1), _empty_mixture(sample, components)
+        threads, x, numbers, *arrays = _arrays(sample.unsqueeze(2), uniforms, *found)
+        with _LOCK:
+            numba_loops.fit(
+                threads, x, numbers, fit.num_candidates(components), lloyd_iters, em_iters, min_variance, min_weight,
+                reference.MIN_VARIANCE, *arrays,
+            )  # fmt: skip
+        return sample, found
+
+    def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
+        batch, outer, inner, dim = points.shape
+        if size == outer * inner or points.dtype not in _TYPES:
+            return super().sample(points, size, draws)
+        sample = points.new_empty(batch, size, dim)
+        with _LOCK:
+            numba_loops.sample(*_arrays(points, draws, sample.unsqueeze(2)))
+        return sample
+
+    def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
+        found = Mixture(*(t.clone() for t in start))
+        threads, x, *arrays = _arrays(sample.unsqueeze(2), *found)
+        with _LOCK:
+            numba_loops.em(
+                threads,
+                x,
+                iterations,
+                options.min_variance,
+                options.min_weight,
+                reference.MIN_VARIANCE,
+                *arrays,
+            )
+        return found
+
+    def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
+        points = points.to(mixture.means.dtype)
+        resp = points.new_empty(points.shape[0], points.shape[1] * points.shape[2], mixture.weights.shape[1])
+        found = _empty_mixture(points, resp.shape[2])
+        threads, x, *arrays = _arrays(points, *mixture, resp, *found)
+        with _LOCK:
+            numba_loops.em_step(threads, x, False, *arrays[:3], reference.MIN_VARIANCE, *arrays[3:])
+        return resp, found
+
+    def moments(self, points: Tensor, resp: Tensor) -> Mixture:
+        points = points.to(resp.dtype)
+        found = _empty_mixture(points, resp.shape[2])
+        with _LOCK:
+            numba_loops.moments(*_arrays(points, resp, *found))
+        return found
+
+    def mix(
+        self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
+    ) -> Tensor:
+        x = points.to(resp.dtype)
+        y = torch.empty_like(x)
+        *arrays, out = _arrays(x, resp.contiguous(), *mixture, weight, bias, y)
+        with _LOCK:
+            numba_loops.mix(
+                *arrays,
+                form.eps,
+                form.affine_mode == "statistics",
+                _ACTIVATIONS[form.activation],
+                out,
+            )
+        return y.to(points.dtype)
+
+    def mix_backward(
+        self,
+        grad: Tensor,
+        points: Tensor,
+        resp: Tensor,
+        mixture: Mixture,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        over_ranks: Callable[[Tensor], None] | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        factor = torch.empty_like(mixture.weights)
+        with _LOCK:
+            numba_loops.inverse_sqrt(*_arrays(mixture.weights, factor)[1:])
+        components = mixture.means, mixture.variances
+        return _gradient(grad, points, resp.contiguous(), factor, components, weight, bias, form, True, over_ranks)
+
+    def evaluate(
+        self,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> Tensor:
+        x = points.to(history.means.dtype)
+        log_weights, factor, slots, means, variances, *options = _flat_history(history, form, mode, bounded)
+        y = torch.empty_like(x)
+        *arrays, out = _arrays(x, log_weights, factor, slots, means, variances, weight, bias, y)
+        with _LOCK:
+            numba_loops.evaluate(
+                *arrays,
+                form.eps,
+                form.affine_mode == "statistics",
+                _ACTIVATIONS[form.activation],
+                *options,
+                out,
+            )
+        return y.to(points.dtype)
+
+    def inference_backward(
+        self,
+        grad: Tensor,
+        points: Tensor,
+        history: History,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: Form,
+        mode: str,
+        bounded: bool,
+    ) -> list[Tensor | None]:
+        x = points.detach().to(history.means.dtype)
+        log_weights, factor, slots, means, variances, *options = _flat_history(history, form, mode, bounded)
+        resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], means.shape[1])
+        *arrays, out = _arrays(x, log_weights, slots, means, variances, resp)
+        with _LOCK:
+            numba_loops.posteriors(*arrays, *options, out)
+        return list(_gradient(grad, points, resp, factor, (means, variances), weight, bias, form, False, None))
+
+
+class _FitOnly(ReferenceTransform, NumbaKernels):
+    name = "numba-fit"
+
+
+NUMBA, NUMBA_FIT = NumbaKernels(), _FitOnly()
+
+_usable = True  # until a fork: OpenMP's threads are not in the child, and numba's next loop would end that process
+
+
+def _after_fork() -> None:
+    global _usable
+    _usable = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _flat_history(history: History, form: Form, mode: str, bounded: bool) -> tuple[Any, ...]:
+    """A history as the loops take it: T·K components in groups that each have a posterior of their own."""
+    log_weights, factor = reference.inference_factors(history.weights, history.tau, mode=mode)
+    tensors = [t.flatten(1, 2) for t in (log_weights, factor, history.means, history.variances)]
+    log_weights, factor, means, variances = tensors
+    floor = max(form.eps, reference.MIN_VARIANCE)
+    if mode == "ensemble":
+        farthest = reference.farthest(means.shape[2]) if bounded else float("inf")
+        return log_weights, factor, history.tau, means, variances, floor, history.weights.shape[2], farthest
+    return log_weights, factor, torch.ones_like(history.tau[:, :1]), means, variances, floor, means.shape[1], float("inf")
+
+
+def _gradient(
+    grad: Tensor,
+    points: Tensor,
+    resp: Tensor,
+    factor: Tensor,
+    components: tuple[Tensor, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    form: Form,
+    of_batch: bool,
+    over_ranks: Callable[[Tensor], None] | None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradients of the points, γ and β. ``of_batch``: μ and σ² are the points' own statistics, with factor 1/√λ."""
+    x, grad = points.detach().to(resp.dtype), grad.to(resp.dtype)
+    if grad.stride() != x.stride():  # the loops are compiled for two tensors of one layout
+        grad = torch.empty_like(x).copy_(grad)
+    grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
+    grad_points = torch.empty_like(x)
+    lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64)
+    given = _arrays(x, grad, resp, factor, *components, weight, bias)
+    options = form.eps, form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
+    with _LOCK:
+        numba_loops.gradient_lines(*given, *options, of_batch, *_arrays(lines, grad_weight, grad_bias, like=x)[1:])
+    if over_ranks is not None:  # it adds up what all implementations agree on
+        scale = factor[:, None, :, None].double()
+        lines *= scale
+        over_ranks(lines)
+        lines = torch.where(scale > 0, lines / scale, 0)
+    with _LOCK:
+        numba_loops.gradient_points(*given, *options, *_arrays(lines, grad_points)[1:])
+    return grad_points.to(points.dtype), grad_weight, grad_bias
+
+
+def _empty_mixture(points: Tensor, components: int) -> Mixture:
+    shape = (points.shape[0], components, points.shape[-1])
+    return Mixture(points.new_empty(shape[:2]), points.new_empty(shape), points.new_empty(shape))
+
+
+_LOCK = threading.Lock()  # not every threading layer of numba may be entered twice
+_NOTHING = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
+
+
+_TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
+
+
+def _arrays(*tensors: Tensor | None, like: Tensor | None = None) -> list[Any]:
+    """The number of threads that the loops use, and the tensors' memory as arrays, empty ones for ``None``.
+
+    Through the array interface, because ``Tensor.numpy()`` would pin the storage for good, which FSDP resizes.
+    """
+    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    numba.set_num_threads(threads)
+    arrays: list[Any] = [threads]
+    for tensor in tensors:
+        if tensor is None:
+            arrays.append(_NOTHING[(tensors[0] if like is None else like).dtype])  # type: ignore[union-attr]
+            continue
+        if tensor.is_neg():
+            tensor = tensor.resolve_neg()
+        size, dtype = tensor.element_size(), tensor.dtype
+        memory = SimpleNamespace(
+            __array_interface__={
+                "data": (tensor.data_ptr(), False),
+                "shape": tuple(tensor.shape),
+                "strides": tuple(map(size.__mul__, tensor.stride())),
+                "typestr": _TYPES[dtype],
+                "version": 3,
+            },
+            tensor=tensor,  # which must live as long as the array
+        )
+        arrays.append(np.asarray(memory))
+    return arrays

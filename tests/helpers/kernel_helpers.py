@@ -1,0 +1,56 @@
+"""The kernels as functions of a backend, for the tests that hold one implementation against another."""
+
+from mixnorm.ops import autograd, fit
+from mixnorm.ops.choose import kernels_for
+from mixnorm.ops.kernels import Form, History, Mixture, compute_dtype, is_per_feature  # noqa: F401
+
+
+def form(eps=1e-5, activation=None, affine_mode="output"):
+    return Form(eps, activation, affine_mode)
+
+
+def sample_and_fit(points, size, draws, num_components, *, backend="auto", **options):
+    kernels = kernels_for(points, num_components, backend)
+    return kernels.sample_and_fit(points, size, draws, num_components, fit.Options(**options))
+
+
+def em(sample, mixture, *, iterations, min_variance, min_weight, backend="auto"):
+    kernels = kernels_for(sample.unsqueeze(2), mixture[0].shape[1], backend)
+    return kernels.em(sample, Mixture(*mixture), iterations, fit.Options(0, 0, min_variance, min_weight))
+
+
+def em_step(points, mixture, *, backend="auto"):
+    return kernels_for(points, mixture[0].shape[1], backend).em_step(points, Mixture(*mixture))
+
+
+def normalize(points, resp, weight, bias, *, statistics=None, backend="auto", **options):
+    per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+    kernels = kernels_for(points, resp.shape[2], backend, per_feature=per_feature)
+    if statistics is not None and isinstance(kernels, autograd.FastKernels):
+        return autograd.Transform.apply(points, resp, *statistics, weight, bias, kernels, form(**options), None)
+    return kernels.normalize(points, resp, weight, bias, form(**options))
+
+
+def transform_batch(points, mixture, weight, bias, *, history=None, backend="auto", **options):
+    per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+    kernels = kernels_for(points, mixture[0].shape[1], backend, per_feature=per_feature)
+    y, found = kernels.transform(points, Mixture(*mixture), weight, bias, form(**options))
+    if history is not None:
+        kernels.push(Mixture(*history[0]), found, history[1])
+    return y, found
+
+
+def inference(points, weights, means, variances, tau, weight, bias, *, mode, bounded=False, backend="auto", **options):
+    per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+    kernels = kernels_for(points, weights.shape[2], backend, per_feature=per_feature, mode=mode)
+    history = History(weights, means, variances, tau)
+    return kernels.inference(points, history, weight, bias, form(**options), mode, bounded)
+
+
+def push(queues, newest, tracked, *, backend="auto"):
+    kernels = kernels_for(newest[1].unsqueeze(2), newest[0].shape[1], backend)
+    kernels.push(Mixture(*queues), Mixture(*newest), tracked)
+
+
+def slot_weights(weights, decay, *, backend="auto"):
+    return kernels_for(weights.unsqueeze(-1), weights.shape[-1], backend).slot_weights(weights, decay)
