@@ -219,6 +219,8 @@ def test_models_stand_on_torch_alone(module):
             {"mixnorm_lab.demo", "mixnorm_lab.bench.plots"} | {module for module in LAB if ".reports.plots." in module},
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
+        ("pooch", {"mixnorm_lab.data.download"}),
+        ("PIL", {"mixnorm_lab.generators.samples"}),
         ("typer", {"mixnorm_lab.cli.common"}),
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
         (
@@ -239,7 +241,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
-    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray")
+    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray", "pooch", "PIL")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"
