@@ -50,13 +50,14 @@ CHOSEN = {"ops.compiled", "ops.triton", "ops.library"}  # what the dispatch choo
 ROOMS = {
     "internals": "",
     "demo": "",
+    "tables": "",
     "models": "",
     "data": "",
     "config": "models data",
     "storage": "config",
     "inspect": "internals storage",
-    "reports": "config storage inspect",
-    "bench": "internals models config storage",
+    "reports": "tables config storage inspect",
+    "bench": "internals tables models config storage",
     "training": "internals models data config storage",
     "generators": "models data config storage training",
     "launch": "data config storage training generators",
@@ -225,7 +226,7 @@ def test_models_stand_on_torch_alone(module):
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
         (
             "rich",
-            {"mixnorm_lab.bench.display", "mixnorm_lab.reports.tables.table", "mixnorm_lab.launch.display"}
+            {"mixnorm_lab.bench.display", "mixnorm_lab.tables", "mixnorm_lab.launch.display"}
             | {f"mixnorm_lab.cli.{name}" for name in ("experiments", "generators", "results", "runs")},
         ),
     ],
