@@ -52,13 +52,14 @@ CHOSEN = {"ops.numba_kernels", "ops.triton", "ops.library"}
 ROOMS = {
     "internals": "",
     "demo": "",
+    "tables": "",
     "models": "",
     "data": "",
     "config": "models data",
     "storage": "config",
     "inspect": "internals storage",
-    "reports": "config storage inspect",
-    "bench": "internals models config storage",
+    "reports": "tables config storage inspect",
+    "bench": "internals tables models config storage",
     "training": "internals models data config storage",
     "generators": "models data config storage training",
     "launch": "data config storage training generators",
@@ -222,11 +223,13 @@ def test_models_stand_on_torch_alone(module):
             {"mixnorm_lab.demo", "mixnorm_lab.bench.plots"} | {module for module in LAB if ".reports.plots." in module},
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
+        ("pooch", {"mixnorm_lab.data.download"}),
+        ("PIL", {"mixnorm_lab.generators.samples"}),
         ("typer", {"mixnorm_lab.cli.common"}),
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
         (
             "rich",
-            {"mixnorm_lab.bench.display", "mixnorm_lab.reports.tables.table", "mixnorm_lab.launch.display"}
+            {"mixnorm_lab.bench.display", "mixnorm_lab.tables", "mixnorm_lab.launch.display"}
             | {f"mixnorm_lab.cli.{name}" for name in ("experiments", "generators", "results", "runs")},
         ),
     ],
@@ -242,7 +245,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
-    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray")
+    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray", "pooch", "PIL")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"

@@ -6,7 +6,6 @@ would take its share of the processor from a variant that is bound by the host.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import IO, Any
@@ -14,10 +13,27 @@ from typing import IO, Any
 from mixnorm_lab.bench import goals
 from mixnorm_lab.bench.cases import Case
 from mixnorm_lab.storage.measurements import Row, is_base
+from mixnorm_lab.tables import Column, Table, Value, text_column
 
-HEADINGS = ("case", "variant", "K", "time", "±", "vs base", "goal", "", "bandwidth", "peak MB", "error", "grad")
-COST_HEADINGS = ("case", "variant", "K", "steps/s", "±", "vs base", "goal", "", "paper", "peak MB")
+COLUMNS = (  # of all benchmarks; a table has those that have a cell
+    text_column("case", "case"),
+    text_column("variant", "variant"),
+    Column("k", "K"),
+    Column("time", "time"),
+    Column("rate", "steps/s"),
+    Column("spread", "±"),
+    Column("ratio", "vs base"),
+    Column("goal", "goal"),
+    text_column("met", ""),
+    Column("bandwidth", "bandwidth"),
+    Column("paper", "paper"),
+    Column("memory", "peak MB"),
+    Column("error", "error"),
+    Column("error_grad", "grad"),
+)
+CHECK_COLUMNS = (text_column("what", "what"), Column("measured", "measured"), Column("goal", "goal"), text_column("met", ""))
 MARKS = {True: "✓", False: "✗", None: ""}
+LINE = 1_000  # characters at most: a terminal that is narrower than a table wraps its lines, and no number is broken up
 
 
 class BenchDisplay:
@@ -82,57 +98,69 @@ class BenchDisplay:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The tables of all benchmarks in the rows, then the goals that several rows decide together, then what failed."""
-    for device in dict.fromkeys(row["device"] for row in rows):
-        here = [row for row in rows if row["device"] == device]
-        for benchmark in dict.fromkeys(row["benchmark"] for row in here):
-            headings = COST_HEADINGS if benchmark == "cost" else HEADINGS
-            lines = [line(row, here) for row in here if row["benchmark"] == benchmark]
-            _print_table(f"{benchmark} · {device}", headings, _name_each_case_once(lines))
-        together = [
-            (check.text, f"{check.measured:.3f}", "" if check.goal is None else f"≤ {check.goal:g}", MARKS[check.met])
-            for check in goals.checks(here)
-        ]
-        if together:
-            _print_table(f"together · {device}", ("what", "measured", "goal", ""), together)
+    """Prints the tables of all benchmarks in the rows, in Markdown where rich is not installed, then what failed."""
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        for table in tables(rows):
+            print(f"\n{table.title}\n\n{table.markdown()}")
+    else:
+        console = Console(highlight=False, width=LINE)
+        for table in tables(rows):
+            console.print("", table.rich(LINE), sep="\n")
     for row in rows:
         if row["failure"]:
             print(f"failed: {' '.join(_case(row))} {row['variant']} K={row['num_components'] or '-'}: {row['failure']}")
 
 
-def line(row: Row, rows: Sequence[Row]) -> tuple[str, ...]:
-    """The cells of a row under ``HEADINGS`` or ``COST_HEADINGS``."""
-    limit = goals.goal(row, rows)
-    met = None if limit is None or row["ratio"] is None else row["ratio"] <= limit
-    k = str(row["num_components"] or "")
-    spread = ""
-    if row["time_ms"]:
-        spread = f"{50 * (row['p80_ms'] - row['p20_ms']) / row['time_ms']:.0f}%"
-    if row["benchmark"] == "cost":
-        rate = "failed" if not row["time_ms"] else f"{1e3 / row['time_ms']:.1f}"
-        ratio = "" if not row["ratio"] else f"{1 / row['ratio']:.3f}"
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """The tables of rows: one for each benchmark on each device, and one for what several rows decide together."""
+    found = []
+    for device in dict.fromkeys(row["device"] for row in rows):
+        here = [row for row in rows if row["device"] == device]
+        for benchmark in dict.fromkeys(row["benchmark"] for row in here):
+            lines = [_cells(row, here) for row in here if row["benchmark"] == benchmark]
+            found.append(Table(f"{benchmark} · {device}", COLUMNS, _name_each_case_once(lines)).used())
+        together: list[dict[str, Value]] = [
+            {
+                "what": check.text,
+                "measured": f"{check.measured:.3f}",
+                "goal": "" if check.goal is None else f"≤ {check.goal:g}",
+                "met": MARKS[check.met],
+            }
+            for check in goals.checks(here)
+        ]
+        if together:
+            found.append(Table(f"together · {device}", CHECK_COLUMNS, together).used())
+    return found
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> dict[str, Value]:
+    """The cells of a row by the keys of ``COLUMNS``, empty where there is no number."""
+    limit, ratio, time_ms = goals.goal(row, rows), row["ratio"], row["time_ms"]
+    cells: dict[str, Value] = dict.fromkeys((column.key for column in COLUMNS), "")
+    cells |= {"case": " ".join(_case(row)), "variant": row["variant"], "k": str(row["num_components"] or "")}
+    cells["met"] = MARKS[None if limit is None or ratio is None else ratio <= limit]
+    if time_ms:
+        cells["spread"] = f"{50 * (row['p80_ms'] - row['p20_ms']) / time_ms:.0f}%"
+    if row["peak_memory_mb"] is not None:
+        cells["memory"] = f"{row['peak_memory_mb']:,.1f}"
+    if row["benchmark"] == "cost":  # as the paper tells it: steps a second, and their share of batch norm's
         paper = goals.paper_ratio(row)
-        goal = "" if limit is None else f"≥ {1 / limit:.2f}"
-        beside = "" if paper is None else f"{paper:.3f}"
-        return " ".join(_case(row)), row["variant"], k, rate, spread, ratio, goal, MARKS[met], beside, _memory(row)
-    duration = "failed" if row["failure"] and not row["time_ms"] else _milliseconds(row["time_ms"])
-    return (
-        " ".join(_case(row)),
-        row["variant"],
-        k,
-        duration,
-        spread,
-        "" if row["ratio"] is None else f"{row['ratio']:.2f}",
-        "" if limit is None else f"≤ {limit:.2f}",
-        MARKS[met],
-        "" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}",
-        _memory(row),
-        *("" if row[column] is None else f"{row[column]:.1e}" for column in ("error", "error_grad")),
-    )
+        cells["rate"] = f"{1e3 / time_ms:.1f}" if time_ms else "failed"
+        cells["ratio"] = f"{1 / ratio:.3f}" if ratio else ""
+        cells["goal"] = "" if limit is None else f"≥ {1 / limit:.2f}"
+        cells["paper"] = "" if paper is None else f"{paper:.3f}"
+        return cells
+    cells["time"] = "failed" if row["failure"] and not time_ms else _milliseconds(time_ms)
+    cells["ratio"] = "" if ratio is None else f"{ratio:.2f}"
+    cells["goal"] = "" if limit is None else f"≤ {limit:.2f}"
+    cells["bandwidth"] = "" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}"
+    return cells | {key: f"{row[key]:.1e}" for key in ("error", "error_grad") if row[key] is not None}
 
 
-def _name_each_case_once(lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [("", *cells[1:]) if i and cells[0] == lines[i - 1][0] else cells for i, cells in enumerate(lines)]
+def _name_each_case_once(lines: Sequence[dict[str, Value]]) -> list[dict[str, Value]]:
+    return [{**cells, "case": ""} if i and cells["case"] == lines[i - 1]["case"] else cells for i, cells in enumerate(lines)]
 
 
 def _case(row: Row) -> list[str]:
@@ -144,26 +172,3 @@ def _case(row: Row) -> list[str]:
 
 def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.4f} ms" if value < 1 else f"{value:.3f} ms"
-
-
-def _memory(row: Row) -> str:
-    return "" if row["peak_memory_mb"] is None else f"{row['peak_memory_mb']:,.1f}"
-
-
-def _print_table(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns without a single cell are left out."""
-    kept = [i for i, _ in enumerate(headings) if any(cells[i] for cells in lines)]
-    headings, lines = [headings[i] for i in kept], [[cells[i] for i in kept] for cells in lines]
-    widths = [max(len(cells[i]) for cells in [headings, *lines]) for i in range(len(headings))]
-    styles = {"✓": "\033[32m✓\033[0m", "✗": "\033[31m✗\033[0m"} if sys.stdout.isatty() else {}
-    left = {"case", "variant", "what", ""}
-    print(f"\n{title}")
-    for cells in [headings, ["─" * width for width in widths], *lines]:
-        padded = [
-            cell.ljust(width) if heading in left else cell.rjust(width)
-            for cell, width, heading in zip(cells, widths, headings, strict=True)
-        ]
-        text = "  ".join(padded)
-        for mark, styled in styles.items():
-            text = text.replace(mark, styled)
-        print(text.rstrip())

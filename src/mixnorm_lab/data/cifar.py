@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mixnorm_lab.data import safe_pickle
+from mixnorm_lab.data import pickled_arrays
 from mixnorm_lab.data.dataset import DataSet, Images
 from mixnorm_lab.data.download import ARCHIVES, checksum
 
@@ -135,7 +135,7 @@ def _file(name: str, path: Path, count: int) -> tuple[np.ndarray, list[int]]:
     official = OFFICIAL[name]
     try:
         with path.open("rb") as file:
-            record = safe_pickle.load(file)
+            record = pickled_arrays.load(file)
         if not isinstance(record, dict):
             raise ValueError("it holds no dictionary")
         images, labels = (record.get(key.encode(), record.get(key)) for key in ("data", official.labels))

@@ -1,18 +1,15 @@
-"""Downloads the official CIFAR archives: goes on after a cut, checks the sum, and shows the file only when it is whole.
+"""Downloads of the official CIFAR archives into a cache: pooch's, but they go on where a connection broke.
 
-The libraries that fetch data sets (pooch, torch.hub, torchvision) check sums too, but begin anew after a cut, and 170 MB
-from a slow server are often cut. So this is the standard library's client with a Range header.
+pooch checks the sum and shows a file only when it is whole, but begins anew after a cut, and 170 MB from a slow server are
+often cut. So what has come stays in a file beside, and pooch's client is asked for the rest.
 """
 
 from __future__ import annotations
 
-import hashlib
-import http.client
+import http
 import os
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,10 @@ CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
 TRIES = 5  # connections that may break before the user is asked to try again
 DownloadProgress = Callable[[int, int | None], None]  # bytes so far, bytes in all where the server says so
+
+
+class DownloadError(OSError):
+    """A server that cannot be reached, or breaks off again and again, in a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -56,97 +57,114 @@ def fetch(name: str, cache: Path | None = None, progress: DownloadProgress | Non
     """
     if name not in ARCHIVES:
         raise ValueError(f"{name!r} is not for download: choose from {', '.join(ARCHIVES)}")
+    import pooch
+
     archive = ARCHIVES[name]
     folder = cache or cache_folder()
-    target = folder / archive.file
-    if target.is_file() and checksum(target) == archive.md5:
-        return target
     part = folder / f"{archive.file}.part"
+
+    def download(url: str, whole: str, _: Any) -> None:
+        _download(url, part, progress or (lambda done, total: None))
+        part.replace(whole)
+
+    pooch.get_logger().setLevel("WARNING")  # or it writes a line to the terminal
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_write(folder, error) from None
-    _download(archive.url, part, progress or (lambda done, total: None))
-    if checksum(part) != archive.md5:
-        part.unlink()  # or the next try would go on from a wrong beginning
+        return Path(pooch.retrieve(archive.url, f"md5:{archive.md5}", archive.file, folder, downloader=download))
+    except ValueError:
         raise ValueError(
             f"{archive.url} gave a file with another checksum than the official archive, and it was deleted: "
             f"run it again, or get {archive.file} elsewhere and name its folder with --data DIR"
-        )
-    part.replace(target)
-    return target
+        ) from None
+    except DownloadError:
+        raise
+    except OSError as error:
+        raise OSError(
+            f"{part} cannot be written ({_reason(error)}): make room, or name another folder in MIXNORM_CACHE"
+        ) from None
 
 
 def checksum(path: Path) -> str:
     """The MD5 sum, which is the one that is published."""
-    found = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+    import pooch
+
+    return str(pooch.file_hash(str(path), alg="md5"))
 
 
-def _download(url: str, part: Path, progress: DownloadProgress) -> None:
-    """Appends to ``part`` what it lacks of the file, over as many connections as that takes."""
-    for _ in range(TRIES):
-        response = _open(url, part)
-        if response is None:
+class _Part:
+    """The beginning of a file, to which pooch's client appends what comes over one connection."""
+
+    def __init__(self, path: Path, progress: DownloadProgress) -> None:
+        self.path, self.progress = path, progress
+        self.done = path.stat().st_size if path.exists() else 0
+        self.total: int | None = None
+        self.file: Any = None  # until the server sends something that belongs into it
+
+    def begin(self, response: Any, **_: Any) -> None:
+        """Takes the server's answer, before its contents come: the rest of the file, or all of it from the first byte."""
+        if response.status_code not in (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT):
             return
+        goes_on = response.status_code == http.HTTPStatus.PARTIAL_CONTENT
+        self.file = self.path.open("ab" if goes_on else "wb")
+        self.done = self.file.tell()
+        length = response.headers.get("Content-Length")
+        self.total = self.done + int(length) if length else None
+        response.raw.enforce_content_length = False  # a cut is seen by the size, and what came before it is kept
+        self.progress(self.done, self.total)
+
+    def write(self, chunk: bytes) -> None:
+        self.file.write(chunk)
+        self.done += len(chunk)
+        self.progress(self.done, self.total)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+def _download(url: str, path: Path, progress: DownloadProgress) -> None:
+    """Appends to ``path`` what it lacks of the file, over as many connections as that takes."""
+    for _ in range(TRIES):
+        part = _Part(path, progress)
         try:
-            with response:
-                done, total = _receive(response, part, progress)
-        except OSError as error:
-            raise _cannot_write(part, error) from None
-        if total is None or done >= total:
+            _connect(url, part)
+        finally:
+            part.close()
+        if part.total is None or part.done >= part.total:
             return
     host = urllib.parse.urlsplit(url).netloc
-    raise OSError(f"{host} broke off after {done:,} of {total:,} bytes: run it again, it goes on from there")
+    raise DownloadError(f"{host} broke off after {part.done:,} of {part.total:,} bytes: run it again, it goes on from there")
 
 
-def _receive(response: Any, part: Path, progress: DownloadProgress) -> tuple[int, int | None]:
-    """Writes what comes until the end or a cut. Returns the bytes that there are now and those of the whole file."""
-    goes_on = response.status == http.client.PARTIAL_CONTENT  # or the server sends all of it, from the first byte
-    with part.open("ab" if goes_on else "wb") as file:
-        done = file.tell()
-        length = response.headers.get("Content-Length")
-        total = done + int(length) if length else None
-        progress(done, total)
-        for chunk in _chunks(response):
-            file.write(chunk)
-            done += len(chunk)
-            progress(done, total)
-    return done, total
+def _connect(url: str, part: _Part) -> None:
+    """Receives what comes over one connection, until the end or a cut."""
+    import pooch
+    import requests
 
-
-def _open(url: str, part: Path) -> Any:
-    """The server's answer, from where ``part`` ends; ``None`` where there is nothing after that."""
-    size = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={size}-"} if size else {})
+    headers = {"Accept-Encoding": "identity"}  # the archive as it is
+    if part.done:
+        headers["Range"] = f"bytes={part.done}-"
+    client = pooch.HTTPDownloader(chunk_size=CHUNK, timeout=TIMEOUT, headers=headers, hooks={"response": part.begin})
     try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and size:
-            return None  # whole, or wrong: the checksum says which
-        reason = f"it answers {error.code} {error.reason}"
-    except urllib.error.URLError as error:
-        reason = str(getattr(error.reason, "strerror", None) or error.reason)
-    except (OSError, http.client.HTTPException) as error:
-        reason = str(error)
-    file, folder = url.rpartition("/")[2], part.parent
-    raise OSError(
-        f"{url} cannot be reached ({reason}): without a network, get {file} on another machine, put it into {folder}, "
-        "or name its folder with --data DIR"
-    )
+        client(url, part, None)
+    except requests.RequestException as error:
+        answer = error.response
+        if part.file is not None:
+            return  # a cut: by the size the caller sees it
+        if part.done and answer is not None and answer.status_code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return  # whole, or wrong: the checksum says which
+        reason = _reason(error) if answer is None else f"it answers {answer.status_code} {answer.reason}"
+        file, folder = part.path.stem, part.path.parent
+        raise DownloadError(
+            f"{url} cannot be reached ({reason}): without a network, get {file} on another machine, put it into {folder}, "
+            "or name its folder with --data DIR"
+        ) from None
 
 
-def _chunks(response: Any) -> Iterator[bytes]:
-    """What comes until the end or a cut; by the size the caller sees which of the two it was."""
-    try:
-        while chunk := response.read(CHUNK):
-            yield chunk
-    except (OSError, http.client.HTTPException):
-        return
-
-
-def _cannot_write(path: Path, error: OSError) -> OSError:
-    return OSError(f"{path} cannot be written ({error.strerror}): make room, or name another folder in MIXNORM_CACHE")
+def _reason(error: BaseException) -> str:
+    """What the system says about an error, below what libraries say of it; their words where it says nothing."""
+    cause = error.__cause__ or error.__context__
+    return getattr(error, "strerror", None) or (_reason(cause) if cause else str(error))

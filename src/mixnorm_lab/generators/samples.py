@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
-import zlib
 from pathlib import Path
 
 import torch
@@ -29,23 +27,16 @@ def grid(images: Tensor, columns: int) -> Tensor:
 
 
 def write_png(path: Path, pixels: Tensor) -> None:
-    """``pixels`` (height, width, 3) in uint8."""
-    height, width, _ = pixels.shape
-    lines = torch.cat((torch.zeros(height, 1, dtype=torch.uint8), pixels.reshape(height, width * 3)), dim=1)  # 0: no filter
-    content = b"\x89PNG\r\n\x1a\n"
-    content += _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))  # eight bits of red, green and blue
-    content += _chunk(b"IDAT", zlib.compress(lines.contiguous().numpy().tobytes())) + _chunk(b"IEND", b"")
+    """Writes ``pixels`` (height, width, 3) in uint8 as a PNG, which is whole or not there at all."""
+    from PIL import Image
+
     new = path.with_suffix(".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_bytes(content)
+        Image.fromarray(pixels.numpy()).save(new, format="PNG")
         os.replace(new, path)
     except OSError as error:
         raise OSError(
             f"{path} cannot be written ({error.strerror or error}): make room or choose another folder, and run the same "
             "command again"
         ) from error
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

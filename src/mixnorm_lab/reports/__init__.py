@@ -14,11 +14,11 @@ from mixnorm_lab.reports.render import document, html, markdown, report
 from mixnorm_lab.reports.render.report import Report, Section
 from mixnorm_lab.reports.tables import distances, inference, plane_scores
 from mixnorm_lab.reports.tables.results import accuracies, speed
-from mixnorm_lab.reports.tables.table import Table
 from mixnorm_lab.storage import measurements, plane_results
 from mixnorm_lab.storage import records as run_records
 from mixnorm_lab.storage.plane_results import Result
 from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Table
 
 __all__ = ["points_in", "summary", "write", "write_document", "write_plane"]
 

@@ -177,10 +177,10 @@ def test_a_cache_that_cannot_be_written(server, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="MIXNORM_CACHE"):
         download.fetch("cifar10", cache=tmp_path / "file")
 
-    def full(response, part, progress):
+    def full(part, chunk):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(download, "_receive", full)
+    monkeypatch.setattr(download._Part, "write", full)
     with pytest.raises(OSError, match=r"\.part cannot be written \(No space left on device\).*MIXNORM_CACHE"):
         download.fetch("cifar10")
 

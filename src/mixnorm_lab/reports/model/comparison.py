@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, partner, reached, target, values
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Measured
 
 
 @dataclass(frozen=True)

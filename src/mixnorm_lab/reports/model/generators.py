@@ -12,9 +12,9 @@ import numpy as np
 from mixnorm_lab.config import catalog
 from mixnorm_lab.config.run_config import FEATURES
 from mixnorm_lab.reports.model.groups import Family, Group
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.storage.folders import samples_picture
 from mixnorm_lab.storage.records import Record, kept_path
+from mixnorm_lab.tables import Measured
 
 DISTANCE, FRESH_DISTANCE = "distance", "recalibrated_distance"  # with running statistics, and with refilled ones
 

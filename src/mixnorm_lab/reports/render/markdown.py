@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from mixnorm_lab.reports.render.report import Report, Section
-from mixnorm_lab.reports.tables.table import escape_markdown
+from mixnorm_lab.tables import escape_markdown
 
 
 def build(report: Report, folder: Path, pictures: str = "png") -> str:

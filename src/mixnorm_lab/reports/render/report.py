@@ -12,10 +12,10 @@ from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family
 from mixnorm_lab.reports.plots import curves, densities, distance_curves
 from mixnorm_lab.reports.plots.style import Picture
 from mixnorm_lab.reports.tables import cost, details, distances, results
-from mixnorm_lab.reports.tables.table import Table
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
 from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Table
 
 READING = (
     "Accuracies are the largest so far on the test images, for both norms alike, as in the paper. "

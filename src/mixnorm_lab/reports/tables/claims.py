@@ -10,10 +10,9 @@ import numpy as np
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model.comparison import compare, lead, lead_at_the_end, saved_steps, verdict
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, accuracy, partner, quarters, values
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.reports.model.paper import paper_numbers, paper_speed
 from mixnorm_lab.reports.tables.results import CUT_OFF, RUN, SEEDS, seeds
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
+from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
 
 SPREAD = (
     "The spread is one standard deviation of the differences, seed by seed. Higher and lower, fewer and more are by more "

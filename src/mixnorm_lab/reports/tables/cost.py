@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mixnorm_lab.config import catalog
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
 from mixnorm_lab.storage.measurements import Row, is_base
+from mixnorm_lab.tables import Column, Table, Value, text_column
 
 
 def table(rows: Sequence[Row] = ()) -> Table:

@@ -10,8 +10,8 @@ from mixnorm_lab.config.run_config import FEATURES, is_own
 from mixnorm_lab.reports.model.comparison import duration
 from mixnorm_lab.reports.model.groups import RECALIBRATED, Family, Group, accuracy, reached
 from mixnorm_lab.reports.tables.results import RUN
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
 from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Column, Table, Value, text_column
 
 
 def unfinished(families: Sequence[Family]) -> Table:

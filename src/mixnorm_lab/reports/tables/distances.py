@@ -8,9 +8,8 @@ from dataclasses import replace
 from mixnorm_lab.config.run_config import FEATURES
 from mixnorm_lab.reports.model.generators import DISTANCE, feature_labels, is_fid, lowest, paper_fid, title, to_lowest
 from mixnorm_lab.reports.model.groups import Family, partner
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.reports.tables.results import RUN, SEEDS, mixture_text, seeds
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
+from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
 
 
 def distances(family: Family, paper: bool = True) -> Table:

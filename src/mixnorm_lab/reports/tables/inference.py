@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from mixnorm_lab.reports.model.measured import Measured
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
+from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
 
 NAME = "inference.csv"  # in the folder of the records
 TITLE = "Inference in the middle of a training, on held-out training images"

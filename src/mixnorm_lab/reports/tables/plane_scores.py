@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mixnorm_lab.config.plane import DATA
-from mixnorm_lab.reports.model.measured import Measured
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
 from mixnorm_lab.storage.plane_results import Result, by_norm
+from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
 
 
 def table(data: str, results: Sequence[Result]) -> Table:

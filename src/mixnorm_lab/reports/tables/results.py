@@ -7,10 +7,9 @@ from dataclasses import replace
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model.comparison import compare
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, accuracy, partner, quarters
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.reports.model.paper import paper_numbers, paper_speed
-from mixnorm_lab.reports.tables.table import Column, Table, Value, text_column
 from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
 
 RUN = text_column("run", "run")
 SEEDS = Column("seeds", "seeds", digits=0)

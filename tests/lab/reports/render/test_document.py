@@ -13,10 +13,10 @@ from mixnorm_lab import reports
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.groups import PLAIN
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.reports.render import document
 from mixnorm_lab.reports.tables import claims
 from mixnorm_lab.storage import records
+from mixnorm_lab.tables import Measured
 
 ROOT = Path(__file__).parents[4]
 RESULTS, DOCUMENT, BENCH = ROOT / "results", ROOT / "docs" / "results.md", ROOT / "benchmarks" / "h200.csv"

@@ -11,9 +11,8 @@ import pytest
 from record_helpers import MIXTURE, catalog_record, config, curve, record
 
 from mixnorm_lab.reports.model import groups
-from mixnorm_lab.reports.model.measured import Measured
 from mixnorm_lab.reports.tables import results
-from mixnorm_lab.reports.tables.table import Column, Table, text_column
+from mixnorm_lab.tables import Column, Measured, Table, text_column
 
 TABLE = Table(
     "A <title>",

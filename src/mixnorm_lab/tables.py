@@ -1,4 +1,4 @@
-"""A table as data, and as Markdown, HTML, JSON or a rich table."""
+"""Tables as data, and as Markdown, HTML, JSON or for a terminal: those of reports and of benchmarks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,37 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mixnorm_lab.reports.model.measured import Measured
+import numpy as np
 
 NAME_WIDTH = 24  # characters of a name that a terminal shows in one piece
+MARKS = {"✓": "green", "✗": "red"}  # of goals that are met or missed, and their colours in a terminal
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number over several runs.
+
+    Args:
+        mean: None where no run has the number.
+        deviation: the sample's standard deviation; None for fewer than two runs.
+        n: the runs that have the number.
+        of: all runs.
+        paper: the paper's number, or what it says instead.
+    """
+
+    mean: float | None
+    deviation: float | None = None
+    n: int = 1
+    of: int = 1
+    paper: float | str | None = None
+
+    @classmethod
+    def over(cls, values: Iterable[float | None], paper: float | str | None = None) -> Measured:
+        everything = list(values)
+        there = [value for value in everything if value is not None]
+        mean = float(np.mean(there)) if there else None
+        deviation = float(np.std(there, ddof=1)) if len(there) > 1 else None
+        return cls(mean, deviation, len(there), len(everything), paper)
 
 
 Value = str | int | float | Measured | None
@@ -153,7 +181,7 @@ class Table:
             side: Any = "right" if column.numeric else "left"
             made.add_column(Text(heading), justify=side, overflow="fold", no_wrap=whole[i] and fits)
         for row in cells:
-            made.add_row(*(Text.assemble(text, (paper, "dim")) for text, paper in row))
+            made.add_row(*(Text.assemble((text, MARKS.get(text, "")), (paper, "dim")) for text, paper in row))
         return made
 
     def json(self) -> dict[str, Any]:
@@ -180,8 +208,8 @@ def _widths(column: Column, cells: Sequence[tuple[str, str]]) -> tuple[int, int]
     """How wide a column is with its lines in one piece, and how wide it must be for its longest word."""
     lines = [line for cell in cells for part in cell for line in part.splitlines()]
     words = [*column.heading.split(), *(word for line in lines for word in line.split())]
-    heading = max(map(len, column.heading.split()))
-    return max([heading, *map(len, lines)]), max(map(len, words))
+    heading = max(map(len, column.heading.split()), default=0)
+    return max([heading, *map(len, lines)]), max(map(len, words), default=0)
 
 
 def escape_markdown(text: str) -> str:
