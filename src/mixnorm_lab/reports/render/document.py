@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.run_config import OPTIONS
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.generators import FRESH_DISTANCE
 from mixnorm_lab.reports.model.generators import title as distance_title
@@ -161,16 +162,14 @@ def commands(family: Family) -> tuple[str, ...]:
 
 
 def _options(group: Group) -> tuple[str, ...]:
+    """What the command says beside the names: where the runs are not as the catalog has them."""
     config, known = group.config, catalog.EXPERIMENTS[group.name].config
     told = [f"--seeds {len({run.config.seed for run in group.all_runs})}"]
-    told += [f"--epochs {config.epochs}"] if config.epochs != known.epochs else []
-    told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
-    told += [f"--precision {config.precision}"] if config.precision != known.precision else []
-    told += [f"--validation {config.validation:g}"] if config.validation else []
+    for name, option in OPTIONS.items():
+        if name == "epochs" or option.shared:  # which are those of mixnorm reproduce
+            value = getattr(config, name)
+            told += [option.on_command_line(value)] if value != getattr(known, name) else []
     told += [f"--features runs/reproduce/{catalog.FEATURE_CLASSIFIER}/seed-0"] if config.gan is not None else []
-    told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
-    told += [f"--average {config.average:g}"] if config.average else []
-    told += ["--compile"] if config.compile else []
     return tuple(told)
 
 
