@@ -101,7 +101,7 @@ def compare(
 def _compare_generators(
     data: str, seeds: int, given: Given, features: str | None, engine: Engine, out: Path | None, as_json: bool
 ) -> int:
-    """The paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
+    """Compares the paper's DCGAN with both norms on CIFAR-10, from its official files if ``data`` is a folder."""
     folder = Path(data) if Path(data).is_dir() else None
     if data != "cifar10" and folder is None:
         raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")

@@ -1,4 +1,4 @@
-"""What stands beside a field of a configuration: the options that set it, how a report tells it, since when it is there.
+"""The metadata of a configuration's fields: the options that set one, how a report tells it, and whether it came later.
 
 :class:`mixnorm_lab.config.run_config.RunConfig` and its parts state that in the metadata of their fields. The options of the
 commands, the settings in a report and the JSON of a record are made of it here.
@@ -120,7 +120,7 @@ def _with(owner: Any, option: Option, path: tuple[str, ...], value: Any) -> Any:
 
 
 def rows(config: Any) -> dict[str, str]:
-    """What a report tells of a configuration: a text for each label. Parts that it may lack come last."""
+    """The rows of a report about a configuration: a text for each label. Parts that it may lack come last."""
     told: dict[str, str] = {}
     last: dict[str, str] = {}
     for field in _ordered(type(config), "row_before"):

@@ -1,4 +1,4 @@
-"""What a comparison trains unless it is told otherwise: for each data set a model, and settings that suit both.
+"""Presets, which a comparison trains unless it is told otherwise: for each data set a model, and settings that suit both.
 
 A preset is the run of mixture norm; batch norm's is the same without its mixture.
 """

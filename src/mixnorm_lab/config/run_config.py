@@ -1,4 +1,4 @@
-"""What a run is: model, data, optimizer, schedule and mixture norms, as plain values that go to JSON and back.
+"""The configuration of a run: model, data, optimizer, schedule and mixture norms, as plain values that go to JSON and back.
 
 A field is stated once, here: its type and default, the option that sets it and how a report tells it.
 """
@@ -61,7 +61,7 @@ class Optimizer:
 
     @property
     def constants(self) -> str:
-        """Those of this optimizer's own, as a report adds them to its name."""
+        """The constants that only this optimizer has, as a report adds them to its name."""
         return {
             "rmsprop": f", smoothing {self.smoothing:g}",
             "nesterov": f", momentum {self.momentum:g}",
@@ -111,7 +111,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which batch norms become mixture norms, and with which options.
+    """The choice of batch norms that become mixture norms, and the options of these.
 
     Args:
         layers: the paper's layer names ("conv3", "inc2/0") for the models of the paper, and names or globs of modules as
@@ -154,7 +154,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Gan:
-    """What a run trains where it trains a generator against a discriminator, in place of a classifier.
+    """The settings of a generator and its discriminator, which a run trains in place of a classifier.
 
     Args:
         updates: of each network in an epoch, which is what a line of the record stands for.
@@ -347,7 +347,7 @@ class RunConfig:
         return config
 
     def identity(self) -> str:
-        """Equal for two runs that compute the same, whatever they are called."""
+        """A digest that is equal for two runs that compute the same, whatever they are called."""
         text = json.dumps(_comparable(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 

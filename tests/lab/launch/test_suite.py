@@ -15,10 +15,12 @@ from cli_helpers import measured
 
 from mixnorm_lab.config.presets import DIGITS, OWN, pair, with_norm
 from mixnorm_lab.config.run_config import Mixture
-from mixnorm_lab.launch import local_processes, suite
+from mixnorm_lab.launch import local_processes
 from mixnorm_lab.launch.display import RunDisplay
 from mixnorm_lab.launch.one_run import Forwarded
+from mixnorm_lab.launch.suite import Suite
 from mixnorm_lab.storage import checkpoint, records
+from mixnorm_lab.storage.folders import run_folder, run_name
 from mixnorm_lab.storage.lock import locked
 from mixnorm_lab.training.progress import Silent
 
@@ -85,8 +87,8 @@ def finished(tmp_path_factory):
 def run(configs, folder, **options):
     """The failures, and what was shown."""
     shown = io.StringIO()
-    with RunDisplay([suite.run_name(config) for config in configs], shown) as display:
-        failed = suite.run_all(configs, folder, device=torch.device("cpu"), display=display, **options)
+    with RunDisplay([run_name(config) for config in configs], shown) as display:
+        failed = Suite(configs, folder).run(device=torch.device("cpu"), display=display, **options)
     return failed, shown.getvalue()
 
 
@@ -114,18 +116,18 @@ def test_a_folder_of_another_configuration_is_refused_before_anything_runs(finis
     before = contents(finished)
     other = dataclasses.replace(SETTINGS, optimizer=dataclasses.replace(SETTINGS.optimizer, lr=0.5))
     with pytest.raises(ValueError, match=r"another configuration \(optimizer.lr: 0.003, not 0.5\): choose another --out"):
-        suite.check(pair(other, 2), finished)
+        Suite(pair(other, 2), finished).check()
     assert contents(finished) == before
 
 
 def test_what_is_done_needs_no_data(finished, monkeypatch):
     monkeypatch.setattr("mixnorm_lab.training.build._dataset", lambda *_: pytest.fail("read"))
-    suite.check(pair(SETTINGS, 2), finished)
+    Suite(pair(SETTINGS, 2), finished).check()
 
 
 def test_a_loss_that_is_not_finite_ends_its_run_and_not_the_others(users, tmp_path):
     configs = pair(users(), 3)
-    suite.check(configs, tmp_path)
+    Suite(configs, tmp_path).check()
     failed, shown = run(configs, tmp_path / "out")
     assert set(failed) == {"batch-norm seed 1", "mixture-norm seed 1"}
     for failure in failed.values():
@@ -154,7 +156,7 @@ def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_the
     assert "own seed 1: not finite" in shown
     assert "own seed 2: finished" in shown
     assert (tmp_path / "died").exists()
-    assert all(f"{suite.run_name(config)}: finished after" in shown for config in pair(SETTINGS, 2))
+    assert all(f"{run_name(config)}: finished after" in shown for config in pair(SETTINGS, 2))
     shutil.rmtree(tmp_path / "out" / "own")
     assert measured(tmp_path / "out") == measured(finished)
     assert {record.environment["threads"] for record in records.find(tmp_path / "out")} == {1}
@@ -177,7 +179,7 @@ def test_a_batch_that_is_larger_than_the_data(tmp_path):
 def test_a_folder_in_use_stops_everything(jobs, users, tmp_path):
     configs = pair(users(), 2)
     in_use = pytest.raises(OSError, match=f"is in use by process {os.getpid()}: wait until it is done")
-    with locked(suite.run_folder(tmp_path / "out", configs[0])), in_use:
+    with locked(run_folder(tmp_path / "out", configs[0])), in_use:
         run(configs, tmp_path / "out", jobs=jobs)
     assert not run(pair(users(), 1), tmp_path / "out")[0]  # and then it is free
 
@@ -192,10 +194,10 @@ def test_a_damaged_checkpoint_concerns_its_run_alone(users, tmp_path, monkeypatc
         patch.setattr("mixnorm_lab.training.run.Events.epoch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(configs, tmp_path / "out")
-    path = suite.run_folder(tmp_path / "out", configs[0]) / checkpoint.NAME
+    path = run_folder(tmp_path / "out", configs[0]) / checkpoint.NAME
     damaged = path.read_bytes()[:-100]
     path.write_bytes(damaged)
-    suite.check(configs, tmp_path / "out")
+    Suite(configs, tmp_path / "out").check()
     failed, _ = run(configs, tmp_path / "out")
     assert list(failed) == ["batch-norm seed 0"]
     assert "checkpoint.pt is damaged" in failed["batch-norm seed 0"].sentence

@@ -19,6 +19,7 @@ from mixnorm_lab.reports.render import markdown
 from mixnorm_lab.reports.render.report import READING, REFILLED, Report, Section
 from mixnorm_lab.reports.tables import claims, cost, details, distances, inference, plane_scores
 from mixnorm_lab.reports.tables.inference import Evaluation
+from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.reports.tables.results import accuracies, speed
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
@@ -66,12 +67,12 @@ def assemble(
     """The document before it is Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
     alone = [record for record in records if record.path is not None and ALONE in record.path.parts]
     records = [record for record in records if all(record is not other for other in alone)]
-    families = groups.families(record for record in records if record.config.gan is None)
-    generators = groups.families(record for record in records if record.config.gan is not None)
+    outcome = Outcome(records)
+    families, generators = outcome.classifiers, outcome.generators
     sections = [_measured(family, pictures) for family in families if not family.validation]
-    for family in generators:
+    for family, lowest in zip(generators, outcome.distances, strict=True):
         drawn = distance_curves.draw([family], pictures, (FORMAT,))
-        tables = (distances.distances(family), distances.evaluations(family), distances.evaluations(family, FRESH_DISTANCE))
+        tables = (lowest, distances.evaluations(family), distances.evaluations(family, FRESH_DISTANCE))
         there = tuple(table for table in tables if table.rows)
         sections.append(Section(distance_title(family), (), there, tuple(drawn), commands=commands(family)))
     for data, results in points.items():
