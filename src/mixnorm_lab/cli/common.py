@@ -1,4 +1,7 @@
-"""The parts that all commands share. A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows where it arose."""
+"""The parts that all commands share.
+
+A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows where it arose.
+"""
 
 from __future__ import annotations
 

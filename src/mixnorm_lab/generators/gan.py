@@ -32,7 +32,7 @@ EVALUATION, PICTURE, REFILL = 0, 1, 2  # what noise is for, so that no two share
 
 
 class GanStep(Step):
-    """The step of both networks: noise, a batch, and one update of each, from the weights before it. Its numbers: the losses."""
+    """The step of both networks: noise, a batch, and one update of each from the weights before. Its numbers: the losses."""
 
     def __init__(
         self,
