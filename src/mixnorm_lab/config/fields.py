@@ -132,7 +132,7 @@ def rows(config: Any) -> dict[str, str]:
         elif dataclasses.is_dataclass(value) and field.default is MISSING:
             told |= rows(value)
         elif dataclasses.is_dataclass(value):
-            last = rows(value) | last
+            last |= rows(value)
     return told | last
 
 

@@ -136,16 +136,22 @@ class Mixture:
         default_factory=dict,
         metadata=setting(
             Option(
-                "--components -k", "K, the components of a mixture.", minimum=1, kind=int, key="num_components",
+                "--components -k",
+                "K, the components of a mixture.",
+                minimum=1,
+                kind=int,
+                key="num_components",
                 generators=True,
             ),
             Option("--em-iters", "The paper's EM iter.", minimum=0, kind=int, key="em_iters", generators=True),
             Option(
-                "--option -o", "Any other option of MixtureNorm2d, such as inference=mixture.", kind=list[str],
+                "--option -o",
+                "Any other option of MixtureNorm2d, such as inference=mixture.",
+                kind=list[str],
                 read=lambda texts: dict(map(_assignment, texts)),
             ),
         ),
-    )  # fmt: skip
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -169,20 +175,19 @@ class Gan:
     evaluate_every: int = field(
         default=10,
         metadata=setting(
-            label="measured", text=lambda gan: f"every {gan.evaluate_every} epochs, of {gan.samples:,} samples",
+            label="measured",
+            text=lambda gan: f"every {gan.evaluate_every} epochs, of {gan.samples:,} samples",
             row_before="latent",
         ),
-    )  # fmt: skip
+    )
     samples: int = 50_000
     features: str = field(
         default="cifar-features", metadata=setting(label="distance", text=lambda gan: FEATURES[gan.features])
     )
     latent: int = field(
         default=128,
-        metadata=setting(
-            label="networks", text=lambda gan: f"{gan.latent} dimensions of noise, {gan.channels} channels"
-        ),
-    )  # fmt: skip
+        metadata=setting(label="networks", text=lambda gan: f"{gan.latent} dimensions of noise, {gan.channels} channels"),
+    )
     channels: int = 512
 
     def __post_init__(self) -> None:
@@ -222,10 +227,8 @@ class RunConfig:
         )
     )
     epochs: int = field(
-        metadata=setting(
-            Option("--epochs", "Passes over the training images.", minimum=1, generators=True), label="epochs"
-        )
-    )  # fmt: skip
+        metadata=setting(Option("--epochs", "Passes over the training images.", minimum=1, generators=True), label="epochs")
+    )
     batch_size: int = field(
         metadata=setting(
             Option("--batch-size", minimum=1),
@@ -253,10 +256,8 @@ class RunConfig:
     )
     channels_last: bool = field(
         default=False,
-        metadata=setting(
-            label="memory format", text=lambda run: "channels_last" if run.channels_last else "contiguous"
-        ),
-    )  # fmt: skip
+        metadata=setting(label="memory format", text=lambda run: "channels_last" if run.channels_last else "contiguous"),
+    )
     augment: bool | None = field(
         default=None,
         metadata=setting(
@@ -268,22 +269,22 @@ class RunConfig:
         default=0,
         metadata=setting(
             Option(
-                "--recalibrate", "Evaluate a second time with statistics refilled from N training batches.", minimum=0,
+                "--recalibrate",
+                "Evaluate a second time with statistics refilled from N training batches.",
+                minimum=0,
                 generators=True,
             ),
             label="refilled from",
             text=lambda run: f"{run.recalibrate} batches" if run.recalibrate else "never",
             option_before="precision",
         ),
-    )  # fmt: skip
+    )
     validation: float = field(
         default=0.0,
         metadata=setting(
-            Option(
-                "--validation", "Test on this share of the training images, to choose settings.", minimum=0, maximum=0.9
-            )
+            Option("--validation", "Test on this share of the training images, to choose settings.", minimum=0, maximum=0.9)
         ),
-    )  # fmt: skip
+    )
     gan: Gan | None = field(default=None, metadata=setting(later=True))
     norm_momentum: float | None = field(
         default=None,
@@ -297,17 +298,18 @@ class RunConfig:
         default=0.0,
         metadata=setting(
             Option(
-                "--average", "Test weights averaged over the last updates with this decay: 0.9 suits norms.", minimum=0,
-                maximum=0.9999, generators=True,
+                "--average",
+                "Test weights averaged over the last updates with this decay: 0.9 suits norms.",
+                minimum=0,
+                maximum=0.9999,
+                generators=True,
             ),
             label="evaluated",
-            text=lambda run: (
-                f"weights averaged with a decay of {run.average:g}" if run.average else "the last weights"
-            ),
+            text=lambda run: f"weights averaged with a decay of {run.average:g}" if run.average else "the last weights",
             later=True,
             row_before="channels_last",
         ),
-    )  # fmt: skip
+    )
     compile: bool = field(
         default=False,
         metadata=setting(

@@ -89,7 +89,7 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
 def make_model(
     config: RunConfig, num_classes: int | None = None, shape: tuple[int, ...] | None = None
 ) -> nn.Module:  # fmt: skip
-    """The model with its norms converted. ``num_classes`` and ``shape`` (C, H, W) are known unless the data is the user's."""
+    """The model, its norms converted. ``num_classes`` and ``shape`` (C, H, W) are known unless the data is the user's."""
     if is_own(config.model):
         model = _called(config.model, num_classes=num_classes)
         if not isinstance(model, nn.Module):

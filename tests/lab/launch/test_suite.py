@@ -112,6 +112,17 @@ def test_what_is_done_is_not_done_again(finished):
     assert contents(finished) == before
 
 
+def test_the_record_of_a_finished_run_is_read_once(finished, monkeypatch):
+    read = []
+    monkeypatch.setattr(records, "read", lambda path, plain=records.read: read.append(path) or plain(path))
+    suite = Suite(pair(SETTINGS, 2), finished)
+    suite.check()
+    with RunDisplay([run_name(config) for config in suite.configs], io.StringIO()) as display:
+        assert suite.run(device=torch.device("cpu"), display=display) == {}
+    assert all(record.finished for record in suite.recorded_now())
+    assert len(read) == len(set(read)) == 4
+
+
 def test_a_folder_of_another_configuration_is_refused_before_anything_runs(finished):
     before = contents(finished)
     other = dataclasses.replace(SETTINGS, optimizer=dataclasses.replace(SETTINGS.optimizer, lr=0.5))
