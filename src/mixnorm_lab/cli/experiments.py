@@ -35,13 +35,13 @@ from mixnorm_lab.launch.one_run import Files
 def compare(
     *,
     task: Annotated[
-        str, typer.Option("--task", help="classify, or gan: generators of a grid, a ring or of cifar10.")
+        str, typer.Option("--task", help="classify, or gan for generators of a grid, a ring or CIFAR-10.")
     ] = "classify",
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="digits (unless given), cifar10, cifar100, a folder, or my_module:loaders; for gan grid, ring or cifar10.",
+            help="digits (the default), cifar10, cifar100, a folder, or my_module:loaders; with gan, grid, ring or cifar10.",
         ),
     ] = None,
     chosen: Annotated[Given, DECIDED],
@@ -53,7 +53,7 @@ def compare(
     address: Address = None,
     device: Device = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder; one below runs/ for these settings, unless given.")
+        Path | None, typer.Option("--out", help="The folder; by default one below runs/ for these settings.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -115,13 +115,15 @@ def _compare_generators(
 @takes_run_options
 def train(
     *,
-    name: Annotated[str | None, typer.Argument(help="An experiment of the paper; or say it all with options.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment of the paper; without it, the options say what to train.")
+    ] = None,
     data: Data = "digits",
-    chosen: Annotated[Given, helped(DECIDED, layers="The batch norms to replace; none of them, unless given.")],
+    chosen: Annotated[Given, helped(DECIDED, layers="The batch norms to replace; by default, none.")],
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     shared: Annotated[Given, SHARED],
     device: Device = "auto",
-    out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", help="The folder in which the run gets its own.")] = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -158,18 +160,22 @@ def reproduce(
     *,
     names: Annotated[list[str] | None, typer.Argument(help="Experiments, or globs such as 'cifar-cnn/cifar100/*'.")] = None,
     seeds: Seeds = 1,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Instead of the paper's.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=1, help="Train for so many epochs instead of the paper's.")
+    ] = None,
     shared: Annotated[Given, SHARED],
     data: Annotated[
-        Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
+        Path | None, typer.Option("--data", help="A folder with the official files; by default, the cache.")
     ] = None,
     features: Features = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     address: Address = None,
     device: Device = "auto",
-    out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
-    list_all: Annotated[bool, typer.Option("--list", help="Name all experiments, with the paper's figures.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="The folder; runs that are finished there are skipped.")] = Path(
+        "runs/reproduce"
+    ),
+    list_all: Annotated[bool, typer.Option("--list", help="List all experiments with the paper's accuracies.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

@@ -24,15 +24,16 @@ Data = Annotated[
     str,
     typer.Option("--data", help="digits, cifar10, cifar100, a folder with CIFAR's official files, or my_module:loaders."),
 ]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Runs of each, with seeds 0, 1, …")]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many runs of each, with seeds 0, 1, …")]
 Features = Annotated[
     str | None,
     typer.Option("--features", help="For generators: the folder of a classifier's run, the file of the Inception, or fid."),
 ]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at once.")]
-EngineName = Annotated[str, typer.Option("--engine", help="local, or ray: over the machines of a cluster.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="How many runs to train at once.")]
+EngineName = Annotated[str, typer.Option("--engine", help="local, or ray to use the machines of a cluster.")]
 Address = Annotated[
-    str | None, typer.Option("--address", help="Of the Ray cluster, such as auto; this machine alone, unless given.")
+    str | None,
+    typer.Option("--address", help="The address of the Ray cluster, such as auto; by default, this machine alone."),
 ]
 
 Given = dict[str, Any]  # the values of options that are not at their defaults, by their names

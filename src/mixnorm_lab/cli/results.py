@@ -95,9 +95,11 @@ def data(
 
 def inspect(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, finished or under way.", metavar="RUN")],
-    layer: Annotated[str | None, typer.Option("--layer", help="The norm to look at; unless given, a mixture norm.")] = None,
+    layer: Annotated[str | None, typer.Option("--layer", help="The norm to look at; by default, a mixture norm.")] = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, typer.Option("--out", help="For the pictures; unless given, in the run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder for the pictures; by default, one in the run.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
     debug: Debug = False,
@@ -117,7 +119,7 @@ def inspect(
     for path in paths:
         typer.echo(f"  {path}")
     if len(paths) == 1:
-        typer.echo("The components over the training are shown for mixture norms alone: choose one with --layer.")
+        typer.echo("Only mixture norms have components to show over the training: choose one with --layer.")
 
 
 def inspect_run(

@@ -137,13 +137,20 @@ class Mixture:
         metadata=setting(
             Option(
                 "--components -k",
-                "K, the components of a mixture.",
+                "K, the number of components of a mixture.",
                 minimum=1,
                 kind=int,
                 key="num_components",
                 generators=True,
             ),
-            Option("--em-iters", "The paper's EM iter.", minimum=0, kind=int, key="em_iters", generators=True),
+            Option(
+                "--em-iters",
+                "EM iterations, the paper's EM iter.",
+                minimum=0,
+                kind=int,
+                key="em_iters",
+                generators=True,
+            ),
             Option(
                 "--option -o",
                 "Any other option of MixtureNorm2d, such as inference=mixture.",
@@ -289,7 +296,7 @@ class RunConfig:
     norm_momentum: float | None = field(
         default=None,
         metadata=setting(
-            Option("--norm-momentum", "Of every norm's running statistics; 1 is the last batch alone."),
+            Option("--norm-momentum", "The momentum of every norm's running statistics; 1 keeps the last batch alone."),
             label="momentum of the norms",
             later=True,
         ),
@@ -299,7 +306,7 @@ class RunConfig:
         metadata=setting(
             Option(
                 "--average",
-                "Test weights averaged over the last updates with this decay: 0.9 suits norms.",
+                "Test weights averaged over the last updates with this decay; 0.9 suits the norms' statistics.",
                 minimum=0,
                 maximum=0.9999,
                 generators=True,
@@ -313,7 +320,9 @@ class RunConfig:
     compile: bool = field(
         default=False,
         metadata=setting(
-            Option("--compile", "Train with torch.compile: compiled once a run, then fewer operations a step."),
+            Option(
+                "--compile", "Train with torch.compile, which compiles once a run and then takes fewer operations a step."
+            ),
             label="compiled",
             text=lambda run: "yes" if run.compile else "no",
             later=True,
