@@ -17,7 +17,8 @@ import torch
 from mixnorm_lab.config import catalog
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.dataset import DataSet, Images
-from mixnorm_lab.generators.gan import IMAGE, GanStep, make_networks
+from mixnorm_lab.generators.build import IMAGE, make_networks
+from mixnorm_lab.generators.gan import GanStep
 from mixnorm_lab.training.optimizers import build_optimizer
 
 NORMS = ("bn", "mn")

@@ -83,7 +83,7 @@ def main():
         presets.defaults(arguments.data, arguments.model), precision=arguments.precision,
         channels_last=device.type == "cuda", compile=arguments.compile,
     )  # fmt: skip
-    config = chosen.run("overhead", 0, mixture=arguments.mixture)
+    config = presets.with_norm(chosen, "overhead", 0, mixture=arguments.mixture)
     bare = bare_step(config, device, arguments.folder)
     model, source = build.prepare(config, device, arguments.folder)
     training = ClassifierLoop(config, model, source, device)

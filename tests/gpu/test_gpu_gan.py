@@ -8,7 +8,8 @@ from gan_helpers import GAN, MIXTURE, config, dataset, run
 from run_helpers import Interrupt
 
 from mixnorm_lab.data import Resident
-from mixnorm_lab.generators.gan import GanStep, make_networks
+from mixnorm_lab.generators.build import make_networks
+from mixnorm_lab.generators.gan import GanStep
 from mixnorm_lab.generators.streams import Beside
 from mixnorm_lab.training.optimizers import build_optimizer
 

@@ -4,9 +4,12 @@ import torch
 
 from mixnorm_lab.config.run_config import Gan, Mixture, Optimizer, RunConfig, Schedule
 from mixnorm_lab.data import DataSet, Images
+from mixnorm_lab.generators import build
 from mixnorm_lab.generators.features import Features
-from mixnorm_lab.generators.gan import train_gan
+from mixnorm_lab.generators.gan import GanLoop
+from mixnorm_lab.training.run import train
 
+CPU = torch.device("cpu")
 MIXTURE = Mixture(("deconv1.norm", "deconv2.norm"), {"num_components": 2, "em_iters": 1, "backend": "reference"})
 GAN = Gan(updates=3, evaluate_every=2, samples=20, latent=4, channels=8)
 
@@ -46,4 +49,11 @@ def features(name="cifar-features"):
 
 
 def run(config, folder, **options):
-    return train_gan(config, folder, **{"dataset": dataset(), "features": features(), "device": "cpu"} | options)
+    """A run of the trainer; its record."""
+    images, measured = options.pop("dataset", None) or dataset(), options.pop("features", None) or features()
+    networks = build.prepare(config, CPU, images, measured)
+
+    def begin():
+        return GanLoop(config, *networks, CPU, features=measured, images=images.train.images, folder=folder)
+
+    return train(config, folder, begin, device=CPU, **options)

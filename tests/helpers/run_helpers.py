@@ -13,8 +13,10 @@ from mixnorm_lab import data
 from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.storage import records
+from mixnorm_lab.training.classifier import ClassifierLoop
 from mixnorm_lab.training.progress import Silent
 from mixnorm_lab.training.run import train
+from mixnorm_lab.training.team import ALONE
 
 # The first 256 digits: a step takes about a millisecond.
 DIGITS = data.load("digits")
@@ -48,7 +50,10 @@ def run(config, folder, *, model=None, source=None, device="cpu", **options):
     """A run of the trainer; its record and the model."""
     model = build(config, config.seed) if model is None else model
     source = Resident(DIGITS, config.batch_size, device=device, augment=True, pad=1) if source is None else source
-    return train(config, folder, model=model, source=source, device=device, **options), model
+    device, team = torch.device(device), options.get("team", ALONE)
+    return train(
+        config, folder, lambda: ClassifierLoop(config, model, source, device, team), device=device, **options
+    ), model
 
 
 def weights(model):

@@ -1,4 +1,7 @@
-"""What all commands share. A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows where it arose."""
+"""The parts that all commands share.
+
+A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows where it arose.
+"""
 
 from __future__ import annotations
 
@@ -89,9 +92,9 @@ def _set_debug(ctx: typer.Context, value: bool) -> bool:
     return value
 
 
-Debug = Annotated[bool, typer.Option("--debug", callback=_set_debug, help="Show where an error arose.")]
+Debug = Annotated[bool, typer.Option("--debug", callback=_set_debug, help="Show the traceback of an error.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cuda or cpu.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, and no table.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder with the official files of the data set.")]
 
 

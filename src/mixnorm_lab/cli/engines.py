@@ -1,4 +1,4 @@
-"""What does the runs of a command: this machine, a Ray cluster, or the processes that torchrun started."""
+"""Where a command's runs are trained: on this machine, on a Ray cluster, or in the processes that torchrun started."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mixnorm_lab.training.team import ALONE, Team
 
 @dataclass(frozen=True)
 class Engine:
-    """What does the runs of a command.
+    """The place where a command's runs are trained.
 
     Args:
-        device: that a run is done on.
-        here: the device of this process, which with a cluster does none.
+        device: the device that each run uses.
+        here: the device of this process, which trains nothing itself if there is a cluster.
     """
 
     device: torch.device
@@ -33,7 +33,7 @@ class Engine:
 
 @contextmanager
 def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator[Engine]:
-    """For commands with many runs."""
+    """The engine of a command with many runs."""
     choice("--engine", name, ("local", "ray"))
     if launched():
         raise ValueError("torchrun starts one run: use it with mixnorm train, and for many runs --jobs or --engine ray")
@@ -51,7 +51,7 @@ def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator
 
 @contextmanager
 def for_one(device: str) -> Iterator[Engine]:
-    """For one run, which the processes of torchrun do together."""
+    """The engine of a command with one run, which the processes of torchrun train together."""
     where = choose_device(device)
     if launched():
         where = own_device(where)

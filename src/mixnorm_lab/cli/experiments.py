@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,73 +10,50 @@ from mixnorm_lab.cli import generators
 from mixnorm_lab.cli.common import Debug, Device, Json, choice, mistakes, print_json, typer
 from mixnorm_lab.cli.engines import Engine, for_many, for_one
 from mixnorm_lab.cli.options import (
+    DECIDED,
+    SHARED,
     Address,
-    Asked,
-    Average,
-    BatchSize,
-    Compile,
-    Components,
     Data,
-    EmIters,
     EngineName,
-    Epochs,
     Features,
+    Given,
     Jobs,
-    Layers,
-    Model,
-    NormMomentum,
-    OptimizerName,
-    Option,
-    Precision,
-    Rate,
-    Recalibrate,
     Seeds,
-    Validation,
-    WeightDecay,
-    as_asked,
+    as_given,
+    helped,
     preset_of,
     refuse,
+    takes_run_options,
 )
 from mixnorm_lab.cli.runs import run_and_report
-from mixnorm_lab.config import catalog
+from mixnorm_lab.config import catalog, presets
+from mixnorm_lab.config.run_config import OPTIONS
 from mixnorm_lab.launch.one_run import Files
 
 
+@takes_run_options
 def compare(
+    *,
     task: Annotated[
-        str, typer.Option("--task", help="classify, or gan: generators of a grid, a ring or of cifar10.")
+        str, typer.Option("--task", help="classify, or gan for generators of a grid, a ring or CIFAR-10.")
     ] = "classify",
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="digits (unless given), cifar10, cifar100, a folder, or my_module:loaders; for gan grid, ring or cifar10.",
+            help="digits (the default), cifar10, cifar100, a folder, or my_module:loaders; with gan, grid, ring or cifar10.",
         ),
     ] = None,
-    model: Model = None,
-    layers: Layers = None,
-    components: Components = None,
-    em_iters: EmIters = None,
-    option: Option = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: OptimizerName = None,
-    lr: Rate = None,
-    weight_decay: WeightDecay = None,
+    chosen: Annotated[Given, DECIDED],
     seeds: Seeds = 5,
-    recalibrate: Recalibrate = 0,
-    precision: Precision = "fp32",
-    validation: Validation = 0.0,
-    norm_momentum: NormMomentum = None,
-    average: Average = 0.0,
-    torch_compile: Compile = False,
+    shared: Annotated[Given, SHARED],
     features: Features = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     address: Address = None,
     device: Device = "auto",
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder; one below runs/ for these settings, unless given.")
+        Path | None, typer.Option("--out", help="The folder; by default one below runs/ for these settings.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -94,34 +72,25 @@ def compare(
     """
     with mistakes():
         choice("--task", task, ("classify", "gan"))
-        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
+        given = chosen | shared
         if task == "gan":
-            refuse(
-                "--task gan", model=model, layers=layers, option=option, batch_size=batch_size, optimizer=optimizer, lr=lr,
-                weight_decay=weight_decay, validation=validation or None, norm_momentum=norm_momentum,
-                compile=torch_compile or None,
-            )  # fmt: skip
+            refuse("--task gan", [name for name in given if not OPTIONS[name].generators])
             if generators.is_plane(data or "grid"):
-                refuse(
-                    f"the {data or 'grid'}", precision=None if precision == "fp32" else precision, features=features,
-                    recalibrate=recalibrate or None, average=average or None, jobs=None if jobs == 1 else jobs,
-                    address=address, engine=None if engine == "local" else engine,
-                    device=None if device in ("auto", "cpu") else device,
-                )  # fmt: skip
-                generators.compare_points(data or "grid", seeds, epochs, components, em_iters, out, as_json=as_json)
+                elsewhere = {"features": features, "address": address, "jobs": jobs > 1, "engine": engine != "local"}
+                elsewhere["device"] = device not in ("auto", "cpu")
+                further = [name for name in given if name not in generators.PLANE_OPTIONS]
+                refuse(f"the {data or 'grid'}", [*further, *(name for name, asked in elsewhere.items() if asked)])
+                generators.compare_points(data or "grid", seeds, given, out, as_json=as_json)
                 raise typer.Exit(0)
         with for_many(engine, address, device, jobs) as where:
             if task == "gan":
-                refuse("DCGAN", components=components, em_iters=em_iters)
-                code = _compare_generators(str(data), seeds, epochs, asked, features, where, out, as_json)
+                refuse("DCGAN", [name for name in ("components", "em_iters") if name in given])
+                code = _compare_generators(str(data), seeds, given, features, where, out, as_json)
             else:
                 if features is not None:
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
-                preset, folder = preset_of(
-                    data or "digits", model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr,
-                    weight_decay, asked, where.device,
-                )  # fmt: skip
-                configs = preset.pair(seeds)
+                preset, folder = preset_of(data or "digits", given, where.device)
+                configs = presets.pair(preset, seeds)
                 name = "-".join(part.replace(":", ".") for part in (preset.data, preset.model))
                 root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
                 title = f"Batch norm and mixture norm: {preset.model} on {preset.data}"
@@ -130,50 +99,31 @@ def compare(
 
 
 def _compare_generators(
-    data: str,
-    seeds: int,
-    epochs: int | None,
-    asked: Asked,
-    features: str | None,
-    engine: Engine,
-    out: Path | None,
-    as_json: bool,
+    data: str, seeds: int, given: Given, features: str | None, engine: Engine, out: Path | None, as_json: bool
 ) -> int:
-    """The paper's DCGAN on CIFAR-10, from its official files if ``data`` is a folder."""
+    """Compares the paper's DCGAN with both norms on CIFAR-10, from its official files if ``data`` is a folder."""
     folder = Path(data) if Path(data).is_dir() else None
     if data != "cifar10" and folder is None:
         raise ValueError(f"there are no generators of {data!r}: choose grid, ring, cifar10 or the folder of its files")
-    configs = [as_asked(config, config.seed, epochs, asked, engine.device) for config in generators.pair(seeds)]
+    configs = [as_given(config, given, engine.device) for config in generators.pair(seeds)]
     configs, network = generators.with_features(configs, features)
     root = out or Path("runs") / f"gan-cifar10-{configs[1].identity()[:8]}"
     title = "Batch norm and mixture norm: DCGAN on CIFAR-10"
     return run_and_report(configs, root, engine, Files(folder, network), as_json=as_json, title=title)
 
 
+@takes_run_options
 def train(
-    name: Annotated[str | None, typer.Argument(help="An experiment of the paper; or say it all with options.")] = None,
-    data: Data = "digits",
-    model: Model = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", help="The batch norms to replace; none of them, unless given.")
+    *,
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment of the paper; without it, the options say what to train.")
     ] = None,
-    components: Components = None,
-    em_iters: EmIters = None,
-    option: Option = None,
-    epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    optimizer: OptimizerName = None,
-    lr: Rate = None,
-    weight_decay: WeightDecay = None,
+    data: Data = "digits",
+    chosen: Annotated[Given, helped(DECIDED, layers="The batch norms to replace; by default, none.")],
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
-    recalibrate: Recalibrate = 0,
-    precision: Precision = "fp32",
-    validation: Validation = 0.0,
-    norm_momentum: NormMomentum = None,
-    average: Average = 0.0,
-    torch_compile: Compile = False,
+    shared: Annotated[Given, SHARED],
     device: Device = "auto",
-    out: Annotated[Path, typer.Option("--out", help="The folder, in which the run gets its own.")] = Path("runs"),
+    out: Annotated[Path, typer.Option("--out", help="The folder in which the run gets its own.")] = Path("runs"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -186,50 +136,46 @@ def train(
     On several GPUs, as one process would with the same batch: torchrun --nproc-per-node 2 -m mixnorm train ...
     """
     with mistakes(), for_one(device) as where:
-        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
+        given = chosen | shared
         if name is not None:
             found = catalog.get(name).config
             if found.gan is not None:
                 raise ValueError(f"{name} trains a generator: mixnorm reproduce {name} --features RUN does that")
-            refuse(
-                name, ", or the name and say it all", model=model, layers=layers, components=components, em_iters=em_iters,
-                option=option, batch_size=batch_size, optimizer=optimizer, lr=lr, weight_decay=weight_decay,
-            )  # fmt: skip
-            config = as_asked(found, seed, epochs, asked, where.device)
+            refuse(name, [one for one in chosen if one != "epochs"], ", or the name and say it all")
+            config = replace(as_given(found, given, where.device), seed=seed)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
-            if not layers and not components is em_iters is option is None:
+            layers = bool(given.get("layers"))
+            if not layers and given.keys() & {"components", "em_iters", "option"}:
                 raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
-            preset, folder = preset_of(
-                data, model, layers, components, em_iters, option, epochs, batch_size, optimizer, lr, weight_decay,
-                asked, where.device,
-            )  # fmt: skip
+            preset, folder = preset_of(data, given, where.device)
             kind = "mixture-norm" if layers else "batch-norm"
-            config = preset.run(f"{preset.model}/{preset.data}/{kind}", seed, mixture=bool(layers))
+            config = presets.with_norm(preset, f"{preset.model}/{preset.data}/{kind}", seed, mixture=layers)
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
     raise typer.Exit(code)
 
 
+@takes_run_options
 def reproduce(
+    *,
     names: Annotated[list[str] | None, typer.Argument(help="Experiments, or globs such as 'cifar-cnn/cifar100/*'.")] = None,
     seeds: Seeds = 1,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Instead of the paper's.")] = None,
-    recalibrate: Recalibrate = 0,
-    precision: Precision = "fp32",
-    validation: Validation = 0.0,
-    norm_momentum: NormMomentum = None,
-    average: Average = 0.0,
-    torch_compile: Compile = False,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=1, help="Train for so many epochs instead of the paper's.")
+    ] = None,
+    shared: Annotated[Given, SHARED],
     data: Annotated[
-        Path | None, typer.Option("--data", help="A folder with the official files; the cache, unless given.")
+        Path | None, typer.Option("--data", help="A folder with the official files; by default, the cache.")
     ] = None,
     features: Features = None,
     jobs: Jobs = 1,
     engine: EngineName = "local",
     address: Address = None,
     device: Device = "auto",
-    out: Annotated[Path, typer.Option("--out", help="The folder; what is done in it is skipped.")] = Path("runs/reproduce"),
-    list_all: Annotated[bool, typer.Option("--list", help="Name all experiments, with the paper's figures.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="The folder; runs that are finished there are skipped.")] = Path(
+        "runs/reproduce"
+    ),
+    list_all: Annotated[bool, typer.Option("--list", help="List all experiments with the paper's accuracies.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -248,10 +194,10 @@ def reproduce(
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
-        asked = Asked(recalibrate, precision, validation, norm_momentum, average, torch_compile)
+        given = shared if epochs is None else {"epochs": epochs} | shared
         with for_many(engine, address, device, jobs) as where:
             configs = [
-                as_asked(experiment.config, seed, epochs, asked, where.device)
+                replace(as_given(experiment.config, given, where.device), seed=seed)
                 for seed in range(seeds)
                 for experiment in found.values()
             ]

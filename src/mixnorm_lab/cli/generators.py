@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mixnorm_lab import reports
 from mixnorm_lab.cli.common import GOES_ON, INTERRUPTED, mistakes, print_json, typer
+from mixnorm_lab.cli.options import Given
 from mixnorm_lab.config import catalog
 from mixnorm_lab.config.plane import DATA, PlaneSettings
 from mixnorm_lab.config.run_config import RunConfig
@@ -17,6 +18,7 @@ from mixnorm_lab.storage.plane_results import Result
 
 PAIR = ("dcgan/cifar10/bn", "dcgan/cifar10/mn")
 UPDATES = 1000  # an epoch
+PLANE_OPTIONS = ("epochs", "components", "em_iters")  # of a run's, those that generators of points have
 
 
 def is_plane(data: str) -> bool:
@@ -47,23 +49,12 @@ def with_features(configs: Sequence[RunConfig], features: str | None) -> tuple[l
     return found, where
 
 
-def compare_points(
-    data: str,
-    seeds: int,
-    epochs: int | None,
-    components: int | None,
-    em_iters: int | None,
-    out: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+def compare_points(data: str, seeds: int, given: Given, out: Path | None, *, as_json: bool) -> None:
     """Trains both generators on the grid or the ring with several seeds; says what each reached as it goes."""
-    plain = PlaneSettings()
-    settings = PlaneSettings(
-        steps=UPDATES * epochs if epochs else plain.steps,
-        components=components or plain.components,
-        em_iters=plain.em_iters if em_iters is None else em_iters,
-    )
+    changes: Given = {name: given[name] for name in ("components", "em_iters") if name in given}
+    if "epochs" in given:
+        changes["steps"] = UPDATES * given["epochs"]
+    settings = PlaneSettings(**changes)
     root = out or Path("runs") / f"gan-{data}-{settings.steps}-{settings.components}-{settings.em_iters}"
     total = len(DATA[data].centres)
 

@@ -17,6 +17,7 @@ from mixnorm_lab.reports.model.generators import keep_samples
 from mixnorm_lab.reports.plots import densities
 from mixnorm_lab.storage import records
 from mixnorm_lab.storage.folders import INSPECTION
+from mixnorm_lab.storage.records import Record
 from mixnorm_lab.training import build
 
 
@@ -51,14 +52,15 @@ def report(
             kept = records.keep(found, keep)
             keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
         points = reports.points_in(folder) if document is None and not found else {}
-        tables, answers = reports.summary(found)
+        outcome = reports.Outcome(found)
+        tables, answers = outcome.tables, outcome.answers
         for data, results in points.items():
             page, table, answer = reports.write_plane(folder, data, results)
             tables, answers = [*tables, table], [*answers, answer]
         if document is not None:
             page = reports.write_document(document, folder, found, bench=bench)
         elif not points:
-            page = reports.write(folder, found, title=title, bench=bench)
+            page = reports.write(folder, outcome, title=title, bench=bench)
     if as_json:
         print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
         return
@@ -93,9 +95,11 @@ def data(
 
 def inspect(
     folder: Annotated[Path, typer.Argument(help="The folder of a run, finished or under way.", metavar="RUN")],
-    layer: Annotated[str | None, typer.Option("--layer", help="The norm to look at; unless given, a mixture norm.")] = None,
+    layer: Annotated[str | None, typer.Option("--layer", help="The norm to look at; by default, a mixture norm.")] = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, typer.Option("--out", help="For the pictures; unless given, in the run.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder for the pictures; by default, one in the run.")
+    ] = None,
     device: Device = "auto",
     as_json: Json = False,
     debug: Debug = False,
@@ -107,7 +111,7 @@ def inspect(
     Example: mixnorm inspect runs/reproduce/inception-v3/cifar100/mn-4/seed-0 --layer inc2.0.2.4
     """
     with mistakes():
-        view, epochs, paths = inspect_run(folder, choose_device(device), data, layer, out)
+        view, epochs, paths = inspect_run(records.read(_record(folder)), choose_device(device), data, layer, out)
     if as_json:
         print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
         return
@@ -115,14 +119,15 @@ def inspect(
     for path in paths:
         typer.echo(f"  {path}")
     if len(paths) == 1:
-        typer.echo("The components over the training are shown for mixture norms alone: choose one with --layer.")
+        typer.echo("Only mixture norms have components to show over the training: choose one with --layer.")
 
 
 def inspect_run(
-    folder: Path, device: torch.device, data: Path | None, layer: str | None = None, out: Path | None = None
+    record: Record, device: torch.device, data: Path | None, layer: str | None = None, out: Path | None = None
 ) -> tuple[LayerDensities, int, list[Path]]:
     """What a norm of a run sees on a training batch, after how many epochs, and the pictures of it."""
-    record = records.read(_record(folder))
+    assert record.path is not None
+    folder = record.path.parent
     model, source = build.prepare(record.config, device, data)
     epochs = norm_inputs.load_weights(model, folder)
     images = next(iter(source.train_batches(1, seed=record.config.seed)))

@@ -1,4 +1,4 @@
-"""Runs with their progress shown, and the report about them."""
+"""Training a command's runs with their progress shown, and the report about them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from mixnorm_lab.cli.common import GOES_ON, INTERRUPTED, print_json, show_trace,
 from mixnorm_lab.cli.engines import Engine
 from mixnorm_lab.cli.results import inspect_run
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.launch import suite
 from mixnorm_lab.launch.display import DownloadBar, RunDisplay
 from mixnorm_lab.launch.one_run import Failure, Files
-from mixnorm_lab.storage.folders import recorded, run_name
+from mixnorm_lab.launch.suite import Suite
+from mixnorm_lab.reports import Outcome
+from mixnorm_lab.storage.folders import run_name
 from mixnorm_lab.storage.records import Record
 
 
@@ -32,43 +33,44 @@ def run_and_report(
     report: bool = True,
     inside: bool = False,
 ) -> int:
-    """Trains, shows what came out, and writes the report, after Ctrl-C of what there is; returns the exit code."""
+    """Trains, shows what came out and writes the report, after Ctrl-C about what there is; returns the exit code."""
     if not engine.team.is_first:
         return _follow(configs, root, engine, files)
     code = 0
     failed: dict[str, Failure] = {}
     checked = False
     try:
+        suite = Suite(configs, root, files)
         with DownloadBar() as download:
-            suite.check(configs, root, files, download.show, engine.team)
+            suite.check(download.show, engine.team)
         checked = True
     finally:
         engine.team.from_first(checked)
     try:
         with RunDisplay([run_name(config) for config in configs], file=sys.stderr if as_json else None) as display:
-            failed = suite.run_all(
-                configs, root, device=engine.device, display=display, files=files, jobs=engine.jobs,
-                cluster=engine.cluster, team=engine.team,
-            )  # fmt: skip
+            failed = suite.run(
+                device=engine.device, display=display, jobs=engine.jobs, cluster=engine.cluster, team=engine.team
+            )
     except KeyboardInterrupt:
         code = INTERRUPTED
         typer.echo(GOES_ON, err=True)
     _tell(failed)
-    found = [record for record in (recorded(config, root) for config in configs) if record]
+    found = suite.recorded_now()
     if any(record.epochs for record in found):
         if inside:
             _look_inside(found, engine.here, files.data)
-        page = reports.write(root, found, title=title) if report else None
-        _show(found, page, root, as_json)
+        outcome = reports.Outcome(found)
+        page = reports.write(root, outcome, title=title) if report else None
+        _show(outcome, page, root, as_json)
     return code or (2 if failed else 0)
 
 
 def _follow(configs: Sequence[RunConfig], root: Path, engine: Engine, files: Files) -> int:
-    """What the other processes of torchrun do, which show nothing but what goes wrong."""
+    """Trains in the other processes of torchrun, which show nothing but what goes wrong."""
     if not engine.team.from_first():
         return 2
     with Path(os.devnull).open("w") as nowhere, RunDisplay(file=nowhere) as display:
-        failed = suite.run_all(configs, root, device=engine.device, display=display, files=files, team=engine.team)
+        failed = Suite(configs, root, files).run(device=engine.device, display=display, team=engine.team)
     _tell({f"process {engine.team.rank}, {name}": failure for name, failure in failed.items()})
     return 2 if failed else 0
 
@@ -76,16 +78,16 @@ def _follow(configs: Sequence[RunConfig], root: Path, engine: Engine, files: Fil
 def _look_inside(found: Sequence[Record], device: torch.device, data_folder: Path | None) -> None:
     """Draws what the first mixture norm does, for the report; what goes wrong there does not concern the comparison."""
     run = next((record for record in found if record.config.mixture is not None and record.epochs), None)
-    if run is None or run.path is None:
+    if run is None:
         return
     try:
-        inspect_run(run.path.parent, device, data_folder)
+        inspect_run(run, device, data_folder)
     except (ValueError, OSError, RuntimeError) as error:
         typer.echo(f"The densities could not be drawn: {error}", err=True)
 
 
 def _tell(failed: Mapping[str, Failure]) -> None:
-    """A line for each reason, with the runs that it ended."""
+    """Prints a line for each reason why runs failed, with their names."""
     runs: dict[str, list[str]] = {}
     for name, failure in failed.items():
         show_trace(failure.trace)
@@ -94,18 +96,18 @@ def _tell(failed: Mapping[str, Failure]) -> None:
         typer.echo(f"{', '.join(names)}: {sentence}", err=True)
 
 
-def _show(found: Sequence[Record], page: Path | None, root: Path, as_json: bool) -> None:
-    tables, answers = reports.summary(found)
+def _show(outcome: Outcome, page: Path | None, root: Path, as_json: bool) -> None:
+    """Prints what came out: tables and sentences, or JSON."""
     if as_json:
         files = {"folder": str(root), "report": None if page is None else str(page)}
-        print_json({"answers": answers, "tables": [table.json() for table in tables], **files})
+        print_json({"answers": outcome.answers, "tables": [table.json() for table in outcome.tables], **files})
         return
     from rich.console import Console
 
     console = Console()
-    for table in tables:
+    for table in outcome.tables:
         console.print()
         console.print(table.rich(console.width))
-    for sentence in answers:
+    for sentence in outcome.answers:
         console.print(f"\n{sentence}", highlight=False, markup=False)
     console.print(f"\nThe report is {page}" if page else f"\nThe records are in {root}", highlight=False, soft_wrap=True)

@@ -1,1 +1,1 @@
-"""What a run is: its configuration, presets for a comparison, and the experiments of the paper."""
+"""The configuration of a run, presets for a comparison, and the experiments of the paper."""

@@ -1,14 +1,19 @@
-"""What a run is: model, data, optimizer, schedule and mixture norms, as plain values that go to JSON and back."""
+"""The configuration of a run: model, data, optimizer, schedule and mixture norms, as plain values that go to JSON and back.
+
+A field is stated once, here: its type and default, the option that sets it and how a report tells it.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from mixnorm_lab.config import fields
+from mixnorm_lab.config.fields import Option, setting
 
 OPTIMIZERS = ("rmsprop", "nesterov", "adam")
 SCHEDULES = ("exponential", "step", "constant")
@@ -29,12 +34,18 @@ class Optimizer:
         betas: Adam's.
     """
 
-    name: str
-    lr: float
-    weight_decay: float = 0.0
+    name: str = field(
+        metadata=setting(
+            Option("--optimizer", "rmsprop, nesterov or adam.", choices=OPTIMIZERS),
+            label="optimizer",
+            text=lambda optimizer: optimizer.name + optimizer.constants,
+        )
+    )
+    lr: float = field(metadata=setting(Option("--lr", "The initial learning rate."), label="learning rate"))
+    weight_decay: float = field(default=0.0, metadata=setting(Option("--weight-decay"), label="weight decay"))
     smoothing: float = 0.9
     momentum: float = 0.9
-    betas: tuple[float, float] = BETAS
+    betas: tuple[float, float] = field(default=BETAS, metadata=setting(later=True))
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.name, OPTIMIZERS)
@@ -48,6 +59,15 @@ class Optimizer:
         inside = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         _check(inside, "Adam's betas", self.betas, "two numbers from 0 up to but not 1")
 
+    @property
+    def constants(self) -> str:
+        """The constants that only this optimizer has, as a report adds them to its name."""
+        return {
+            "rmsprop": f", smoothing {self.smoothing:g}",
+            "nesterov": f", momentum {self.momentum:g}",
+            "adam": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
+        }[self.name]
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -58,7 +78,7 @@ class Schedule:
             of the training in ``at`` (0.5 is half of the epochs); "constant".
     """
 
-    name: str
+    name: str = field(metadata=setting(label="schedule", text=lambda schedule: schedule.text))
     factor: float = 0.93
     every: int = 2
     at: tuple[float, ...] = ()
@@ -69,6 +89,15 @@ class Schedule:
         _check(math.isfinite(self.factor) and self.factor > 0, "the schedule's factor", self.factor, "a number above 0")
         _check(self.every >= 1, "the schedule's every", self.every, "at least 1 epoch")
         _check(all(0 <= share <= 1 for share in self.at), "the schedule's at", self.at, "shares of the training from 0 to 1")
+
+    @property
+    def text(self) -> str:
+        """How the learning rate falls, in the words of a report."""
+        return {
+            "constant": "constant",
+            "exponential": f"× {self.factor:g} every {f'{self.every} epochs' if self.every > 1 else 'epoch'}",
+            "step": f"× {self.factor:g} at {', '.join(f'{100 * share:g}%' for share in self.at)} of the training",
+        }[self.name]
 
     def rate(self, lr: float, epoch: int, epochs: int) -> float:
         """The learning rate of an epoch, which counts from 0, of a training of ``epochs``."""
@@ -82,7 +111,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Which batch norms become mixture norms, and with which options.
+    """The choice of batch norms that become mixture norms, and the options of these.
 
     Args:
         layers: the paper's layer names ("conv3", "inc2/0") for the models of the paper, and names or globs of modules as
@@ -91,8 +120,45 @@ class Mixture:
         options: of :class:`mixnorm.MixtureNorm2d`: num_components, em_iters, activation, ...
     """
 
-    layers: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
+    layers: tuple[str, ...] = field(
+        metadata=setting(
+            Option(
+                "--layers",
+                "The batch norms to replace: the paper's layer names, or globs of modules; with commas.",
+                kind=str,
+                read=lambda text: tuple(layer.strip() for layer in text.split(",")),
+            ),
+            label="layers",
+            text=lambda mixture: ", ".join(mixture.layers),
+        )
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=setting(
+            Option(
+                "--components -k",
+                "K, the number of components of a mixture.",
+                minimum=1,
+                kind=int,
+                key="num_components",
+                generators=True,
+            ),
+            Option(
+                "--em-iters",
+                "EM iterations, the paper's EM iter.",
+                minimum=0,
+                kind=int,
+                key="em_iters",
+                generators=True,
+            ),
+            Option(
+                "--option -o",
+                "Any other option of MixtureNorm2d, such as inference=mixture.",
+                kind=list[str],
+                read=lambda texts: dict(map(_assignment, texts)),
+            ),
+        ),
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
@@ -101,7 +167,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Gan:
-    """What a run trains where it trains a generator against a discriminator, in place of a classifier.
+    """The settings of a generator and its discriminator, which a run trains in place of a classifier.
 
     Args:
         updates: of each network in an epoch, which is what a line of the record stands for.
@@ -112,11 +178,23 @@ class Gan:
         channels: of the smallest map in both networks.
     """
 
-    updates: int = 1000
-    evaluate_every: int = 10
+    updates: int = field(default=1000, metadata=setting(label="updates an epoch", text=lambda gan: f"{gan.updates:,}"))
+    evaluate_every: int = field(
+        default=10,
+        metadata=setting(
+            label="measured",
+            text=lambda gan: f"every {gan.evaluate_every} epochs, of {gan.samples:,} samples",
+            row_before="latent",
+        ),
+    )
     samples: int = 50_000
-    features: str = "cifar-features"
-    latent: int = 128
+    features: str = field(
+        default="cifar-features", metadata=setting(label="distance", text=lambda gan: FEATURES[gan.features])
+    )
+    latent: int = field(
+        default=128,
+        metadata=setting(label="networks", text=lambda gan: f"{gan.latent} dimensions of noise, {gan.channels} channels"),
+    )
     channels: int = 512
 
     def __post_init__(self) -> None:
@@ -144,23 +222,113 @@ class RunConfig:
     """
 
     name: str
-    model: str
-    data: str
-    epochs: int
-    batch_size: int
+    model: str = field(
+        metadata=setting(
+            Option("--model", "cifar-cnn, densenet-40-12, inception-v3, digits-cnn or my_module:build."), label="model"
+        )
+    )
+    data: str = field(
+        metadata=setting(
+            label="data",
+            text=lambda run: run.data + (f", {100 * run.validation:g}% held out to test on" if run.validation else ""),
+        )
+    )
+    epochs: int = field(
+        metadata=setting(Option("--epochs", "Passes over the training images.", minimum=1, generators=True), label="epochs")
+    )
+    batch_size: int = field(
+        metadata=setting(
+            Option("--batch-size", minimum=1),
+            label="batch size",
+            text=lambda run: "that of the loaders" if is_own(run.data) else str(run.batch_size),
+        )
+    )
     optimizer: Optimizer
     schedule: Schedule
-    mixture: Mixture | None = None
+    mixture: Mixture | None = field(
+        default=None,
+        metadata=setting(
+            label="norm",
+            text=lambda run: "batch norm" if run.mixture is None else "mixture norm",
+            option_before="epochs",
+            row_before="norm_momentum",
+        ),
+    )
     seed: int = 0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    channels_last: bool = False
-    augment: bool | None = None
-    recalibrate: int = 0
-    validation: float = 0.0
-    gan: Gan | None = None
-    norm_momentum: float | None = None
-    average: float = 0.0
-    compile: bool = False
+    precision: Literal["fp32", "bf16"] = field(
+        default="fp32",
+        metadata=setting(
+            Option("--precision", "fp32 or bf16 (autocast).", choices=PRECISIONS, generators=True), label="precision"
+        ),
+    )
+    channels_last: bool = field(
+        default=False,
+        metadata=setting(label="memory format", text=lambda run: "channels_last" if run.channels_last else "contiguous"),
+    )
+    augment: bool | None = field(
+        default=None,
+        metadata=setting(
+            label="crops and flips",
+            text=lambda run: {None: "as suits the data", True: "yes", False: "no"}[run.augment],
+        ),
+    )
+    recalibrate: int = field(
+        default=0,
+        metadata=setting(
+            Option(
+                "--recalibrate",
+                "Evaluate a second time with statistics refilled from N training batches.",
+                minimum=0,
+                generators=True,
+            ),
+            label="refilled from",
+            text=lambda run: f"{run.recalibrate} batches" if run.recalibrate else "never",
+            option_before="precision",
+        ),
+    )
+    validation: float = field(
+        default=0.0,
+        metadata=setting(
+            Option("--validation", "Test on this share of the training images, to choose settings.", minimum=0, maximum=0.9)
+        ),
+    )
+    gan: Gan | None = field(default=None, metadata=setting(later=True))
+    norm_momentum: float | None = field(
+        default=None,
+        metadata=setting(
+            Option("--norm-momentum", "The momentum of every norm's running statistics; 1 keeps the last batch alone."),
+            label="momentum of the norms",
+            later=True,
+        ),
+    )
+    average: float = field(
+        default=0.0,
+        metadata=setting(
+            Option(
+                "--average",
+                "Test weights averaged over the last updates with this decay; 0.9 suits the norms' statistics.",
+                minimum=0,
+                maximum=0.9999,
+                generators=True,
+            ),
+            label="evaluated",
+            text=lambda run: f"weights averaged with a decay of {run.average:g}" if run.average else "the last weights",
+            later=True,
+            row_before="channels_last",
+        ),
+    )
+    compile: bool = field(
+        default=False,
+        metadata=setting(
+            Option(
+                "--compile", "Train with torch.compile, which compiles once a run and then takes fewer operations a step."
+            ),
+            label="compiled",
+            text=lambda run: "yes" if run.compile else "no",
+            later=True,
+            row_before="channels_last",
+        ),
+    )
 
     def __post_init__(self) -> None:
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
@@ -176,32 +344,21 @@ class RunConfig:
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
 
     def to_json(self) -> dict[str, Any]:
-        values = json.loads(json.dumps(dataclasses.asdict(self)))
-        # These came later. Where they are at their defaults, runs keep the identity that they had before.
-        if self.gan is None:
-            del values["gan"]
-        if self.norm_momentum is None:
-            del values["norm_momentum"]
-        for name in ("average", "compile"):
-            if not values[name]:
-                del values[name]
-        if self.optimizer.betas == BETAS:
-            del values["optimizer"]["betas"]
-        return values
+        return json.loads(json.dumps(fields.to_dict(self)))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunConfig:
-        values = dict(values)
-        values["optimizer"] = _build(Optimizer, values.get("optimizer"))
-        values["schedule"] = _build(Schedule, values.get("schedule"))
-        if values.get("mixture") is not None:
-            values["mixture"] = _build(Mixture, values["mixture"])
-        if values.get("gan") is not None:
-            values["gan"] = _build(Gan, values["gan"])
-        return _build(cls, values)
+        return fields.from_dict(cls, values)
+
+    def with_options(self, given: Mapping[str, Any]) -> RunConfig:
+        """This configuration with the values of options, by their names in ``OPTIONS``."""
+        config = self
+        for name, value in given.items():
+            config = fields.with_value(config, OPTIONS[name], value)
+        return config
 
     def identity(self) -> str:
-        """Equal for two runs that compute the same, whatever they are called."""
+        """A digest that is equal for two runs that compute the same, whatever they are called."""
         text = json.dumps(_comparable(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -211,6 +368,9 @@ class RunConfig:
         missing = object()
         differing = [k for k in {**ours, **theirs} if ours.get(k, missing) != theirs.get(k, missing)]
         return [f"{k}: {_text(ours.get(k))}, not {_text(theirs.get(k))}" for k in differing]
+
+
+OPTIONS = {option.name: option for option in fields.options(RunConfig)}  # by their names, such as "em_iters"
 
 
 def is_own(name: str) -> bool:
@@ -236,18 +396,18 @@ def _text(value: Any) -> str:
     return "none" if value is None or value == {} else json.dumps(value).strip('"')
 
 
-def _build(kind: type, values: Any) -> Any:
-    """A dataclass from the dict that JSON made of it."""
-    if not isinstance(values, Mapping):
-        raise ValueError(f"a configuration needs the fields of {kind.__name__}, but holds {values!r}")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    unknown = sorted(set(values) - set(fields))
-    if unknown:
-        raise ValueError(f"a configuration has the unknown field {unknown[0]!r}; {kind.__name__} has {', '.join(fields)}")
-    try:
-        return kind(**values)
-    except TypeError as error:  # a field is missing, or has another type
-        raise ValueError(f"a configuration does not fit: {error}") from error
+def _assignment(text: str) -> tuple[str, Any]:
+    """ "inference=mixture" as a name and a value."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--option {text} says no value: write it as name=value, such as inference=mixture")
+    words: dict[str, Any] = {"none": None, "true": True, "false": False}
+    for kind in (int, float):
+        try:
+            return name, kind(value)
+        except ValueError:
+            continue
+    return name, words.get(value.lower(), value)
 
 
 def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Training a generator against a discriminator: the trainer's epochs, with a Fréchet distance and samples now and then.
+"""The training of a generator against a discriminator: its step, its evaluation, and its epochs, some followed by one.
 
 As in the paper: Adam for both networks, one update of each a step, and the losses of Goodfellow et al. (2014) with the
 generator's in its non-saturating form.
@@ -15,32 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixnorm import convert, recalibrate
-from mixnorm_lab import data
+from mixnorm import recalibrate
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.data import DataSet, Resident
 from mixnorm_lab.data.sources import Source
-from mixnorm_lab.generators import features as feature_networks
 from mixnorm_lab.generators import samples
 from mixnorm_lab.generators.features import Features
 from mixnorm_lab.generators.frechet import Statistics, distance
 from mixnorm_lab.generators.streams import Beside
-from mixnorm_lab.models import Discriminator, Generator
 from mixnorm_lab.storage.folders import samples_picture
-from mixnorm_lab.storage.records import Record
 from mixnorm_lab.training.loop import TrainingLoop, load_statistics
-from mixnorm_lab.training.progress import RunProgress
-from mixnorm_lab.training.run import CHECKPOINT_SECONDS, run_training
 from mixnorm_lab.training.step import Step, autocast
 
-IMAGE = (3, 32, 32)
 GRID = 8  # images in a row, and rows
 GPU_BATCH, CPU_BATCH = 1000, 100  # images of an evaluation at a time
 EVALUATION, PICTURE, REFILL = 0, 1, 2  # what noise is for, so that no two share it
 
 
 class GanStep(Step):
-    """Noise, a batch, and one update of each network, both from the weights before it. Its numbers: the two losses."""
+    """The step of both networks: noise, a batch, and one update of each from the weights before. Its numbers: the losses."""
 
     def __init__(
         self,
@@ -124,13 +116,16 @@ class GanLoop(TrainingLoop):
         self._real: Statistics | None = None
 
     def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
-        row: dict[str, Any] = {"generator_loss": means[0], "discriminator_loss": means[1]}
-        if self.epoch % self.gan.evaluate_every and self.epoch != self.config.epochs:
-            return row
+        losses = {"generator_loss": means[0], "discriminator_loss": means[1]}
+        due = self.epoch % self.gan.evaluate_every == 0 or self.epoch == self.config.epochs
+        return losses | self._evaluate() if due else losses
+
+    def _evaluate(self) -> dict[str, Any]:
+        """The distance with the running statistics, and if asked for with fresh ones. Leaves a picture of samples."""
         load_statistics(self.evaluated, self.watched)
         picture = torch.cat(list(self.generate(GRID**2, PICTURE)))
         samples.write_png(samples_picture(self.folder, self.steps), samples.grid(picture, GRID))
-        row |= {"distance": self.distance(), "features": self.features.label, "samples": self.gan.samples}
+        row: dict[str, Any] = {"distance": self.distance(), "features": self.features.label, "samples": self.gan.samples}
         if self.config.recalibrate:
             with autocast(self.device, self.bf16):
                 recalibrate(self.evaluated, self._noise(self.config.recalibrate * self.config.batch_size, REFILL))
@@ -138,7 +133,7 @@ class GanLoop(TrainingLoop):
         return row
 
     def distance(self) -> float:
-        """Of generated images from all real ones."""
+        """The distance of generated images from all real ones."""
         if self._real is None:
             self._real = self.features.statistics(self.images.split(self.batch))
         return distance(self._real, self.features.statistics(self.generate(self.gan.samples, EVALUATION)))
@@ -158,96 +153,3 @@ class GanLoop(TrainingLoop):
         drawn = torch.rand(count, self.gan.latent, generator=torch.Generator().manual_seed(int(seed[0])))
         size = self.config.batch_size if purpose == REFILL else self.batch
         return (noise.to(self.device) * 2 - 1 for noise in drawn.split(size))
-
-
-def make_networks(config: RunConfig) -> tuple[Generator, Discriminator]:
-    """Both networks with the weights that the seed gives, batch norm's and mixture norm's alike; the generator's norms are
-    converted."""
-    if config.gan is None or config.model != "dcgan":
-        raise ValueError(f"there is no generator {config.model!r}: use the model dcgan, and give the run's gan")
-    torch.manual_seed(config.seed)
-    generator = Generator(config.gan.latent, config.gan.channels)
-    discriminator = Discriminator(config.gan.channels)
-    if config.mixture is not None:
-        convert(generator, list(config.mixture.layers), **config.mixture.options)
-    return generator, discriminator
-
-
-def train_gan(
-    config: RunConfig,
-    folder: Path,
-    *,
-    dataset: DataSet,
-    features: Features,
-    device: torch.device | str,
-    progress: RunProgress | None = None,
-    resume: bool = True,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-) -> Record:
-    """:func:`mixnorm_lab.training.run.train` for a generator: the same records, checkpoints and resuming.
-
-    Args:
-        config: with ``gan``.
-        dataset: of images of 3 × 32 × 32.
-        features: what the distance is of; its name must be that of the configuration.
-    """
-    device, gan = torch.device(device), config.gan
-    shape = tuple(dataset.train.images.shape[1:])
-    generator, discriminator = make_networks(config)
-    assert gan is not None
-    if shape != IMAGE:
-        has, wants = (" × ".join(map(str, s)) for s in (shape, IMAGE))
-        raise ValueError(f"{config.model} makes images of {wants}, but {dataset.name} has {has}: choose other data")
-    if config.validation:
-        raise ValueError("a generator is compared with all training images, and none is held out: leave --validation out")
-    if features.name != gan.features:
-        raise ValueError(f"the run's distance is of {gan.features}, not of {features.name}: choose the features of the run")
-    for count, what in ((gan.samples, "generated samples"), (len(dataset.train), "training images")):
-        if count <= features.dimensions:  # now, and not after an hour
-            raise ValueError(
-                f"{count:,} {what} are too few for the covariance of the {features.dimensions:,} {features.name}: use at "
-                f"least {features.dimensions + 1:,}"
-            )
-    augment = bool(config.augment)  # a generator would learn to make crops
-    source = Resident(
-        dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=augment, signed=True
-    )
-
-    def begin() -> GanLoop:
-        return GanLoop(
-            config, generator, discriminator, source, device, features=features, images=dataset.train.images, folder=folder
-        )
-
-    return run_training(
-        config, folder, begin, steps_per_epoch=gan.updates, device=device, progress=progress, resume=resume,
-        checkpoint_seconds=checkpoint_seconds,
-    )  # fmt: skip
-
-
-def check(config: RunConfig, features: Path | None) -> None:
-    """Raises where the networks cannot be made, or there are no features to measure with."""
-    make_networks(config)
-    if config.gan is not None:
-        feature_networks.given(config.gan.features, features)
-
-
-def train_prepared(
-    config: RunConfig,
-    folder: Path,
-    *,
-    device: torch.device,
-    features: Path | None,
-    data_folder: Path | None = None,
-    progress: RunProgress | None = None,
-) -> Record:
-    """:func:`train_gan` with the data set that the configuration names, downloaded if need be.
-
-    Args:
-        features: the folder of a classifier's run, or the file with the Inception's weights, as the configuration wants it.
-        data_folder: has the files of the data set; the cache, unless given.
-    """
-    if config.gan is None:
-        raise ValueError(f"{config.name} trains a classifier: give it to train")
-    dataset = data.prepare(config.data, data_folder)
-    network = feature_networks.load(config.gan.features, features, dataset, device)
-    return train_gan(config, folder, dataset=dataset, features=network, device=device, progress=progress)

@@ -1,4 +1,4 @@
-"""How one of many runs is done: the same in this process, in one of several, and on a cluster."""
+"""One of many runs, which is trained the same way in this process, in one of several, and on a cluster."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.generators import gan
+from mixnorm_lab.generators import build as gan_build
+from mixnorm_lab.generators.gan import GanLoop
 from mixnorm_lab.storage.folders import run_folder
 from mixnorm_lab.training import build
+from mixnorm_lab.training.classifier import ClassifierLoop
+from mixnorm_lab.training.loop import TrainingLoop
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.progress import UPDATE_SECONDS, RunProgress
 from mixnorm_lab.training.run import train
@@ -26,7 +29,7 @@ MISTAKES = (ValueError, NotFinite)
 
 @dataclass(frozen=True)
 class Files:
-    """Where things are that runs need: the official files of the data set (the cache, unless given), and for generators the
+    """The places of what runs need: the official files of the data set (the cache, unless given), and for generators the
     network of the features: the folder of a classifier's run, or a file of weights."""
 
     data: Path | None = None
@@ -38,7 +41,7 @@ NO_FILES = Files()
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed: the sentence for its user, and the traceback for whoever looks into it."""
+    """The reason why a run failed: the sentence for its user, and the traceback for whoever looks into it."""
 
     sentence: str
     trace: str
@@ -50,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs are done: the folder that they have theirs in, the device, and the files that they need."""
+    """The place where runs are trained: the folder that they have theirs in, the device, and the files that they need."""
 
     root: Path
     device: torch.device
@@ -58,24 +61,31 @@ class Place:
 
 
 def train_one(config: RunConfig, place: Place, progress: RunProgress, team: Team = ALONE) -> Failure | None:
-    """Does a run, or the rest of it. An OSError is raised: the other runs would meet it, too."""
+    """Trains one run, or the rest of it; returns why it failed. An OSError is raised: the other runs would meet it, too."""
     try:
         with build.explained(config):
-            folder, files = run_folder(place.root, config), place.files
-            if config.gan is not None:
-                gan.train_prepared(
-                    config, folder, device=place.device, features=files.features, data_folder=files.data, progress=progress
-                )
-                return None
+            folder = run_folder(place.root, config)
             try:
-                model, source = build.prepare(config, place.device, files.data, team)
+                begin = _prepared(config, folder, place, team)
             except BaseException:
                 progress.end("failed")
                 raise
-            train(config, folder, model=model, source=source, device=place.device, progress=progress, team=team)
+            train(config, folder, begin, device=place.device, progress=progress, team=team)
     except MISTAKES as error:
         return Failure.of(error)
     return None
+
+
+def _prepared(config: RunConfig, folder: Path, place: Place, team: Team) -> Callable[[], TrainingLoop]:
+    """Makes the networks and the data of a run; the function that it returns makes the loop that trains them."""
+    device, files = place.device, place.files
+    if config.gan is None:
+        model, source = build.prepare(config, device, files.data, team)
+        return lambda: ClassifierLoop(config, model, source, device, team)
+    dataset, features = gan_build.load(config, device, files.features, files.data)
+    networks = gan_build.prepare(config, device, dataset, features)
+    images = dataset.train.images
+    return lambda: GanLoop(config, *networks, device, features=features, images=images, folder=folder)
 
 
 def attempt(config: RunConfig, place: Place, send: Callable[[str, Any], None]) -> tuple[str, Failure | None]:

@@ -6,43 +6,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mixnorm_lab.config.plane import DATA
-from mixnorm_lab.reports.model import comparison
-from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, families
 from mixnorm_lab.reports.plots import plane_points
 from mixnorm_lab.reports.plots.style import Picture
 from mixnorm_lab.reports.render import document, html, markdown, report
 from mixnorm_lab.reports.render.report import Report, Section
-from mixnorm_lab.reports.tables import distances, inference, plane_scores
-from mixnorm_lab.reports.tables.results import accuracies, speed
+from mixnorm_lab.reports.tables import inference, plane_scores
+from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.storage import measurements, plane_results
-from mixnorm_lab.storage import records as run_records
 from mixnorm_lab.storage.plane_results import Result
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Table
 
-__all__ = ["points_in", "summary", "write", "write_document", "write_plane"]
+__all__ = ["Outcome", "points_in", "write", "write_document", "write_plane"]
 
 
 def write(
     folder: Path,
-    records: Sequence[Record] | None = None,
+    outcome: Outcome,
     title: str | None = None,
-    paper: bool = True,
     bench: Path | None = None,
 ) -> Path:
     """Writes report.html, report.md and the pictures in figures/ into a folder, and returns the path of report.html.
 
     Args:
-        records: those to report on; None is all below the folder.
-        paper: whether the paper's numbers stand beside those of runs that are named as in the catalog.
+        outcome: of the runs to report on. The paper's numbers stand beside those that are named as in the catalog.
         bench: a table of ``mixnorm bench cost``, for the cost table.
     """
-    if records is None:
-        records = run_records.find(folder)
-    _check(records, folder)
+    _check(outcome.records, folder)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [] if bench is None else measurements.read(bench)
-    made = report.assemble(records, title=title, pictures_folder=folder / "figures", paper=paper, cost_rows=rows)
+    made = report.assemble(outcome, title=title, pictures_folder=folder / "figures", cost_rows=rows)
     return _both(made, folder)
 
 
@@ -100,13 +93,3 @@ def _check(records: Sequence[Record], folder: Path) -> None:
     if not any(record.epochs for record in records):
         why = "there are no runs" if not records else "no run has finished an epoch"
         raise ValueError(f"{why} in {folder}: mixnorm compare or mixnorm reproduce trains some, then report again")
-
-
-def summary(records: Sequence[Record]) -> tuple[list[Table], list[str]]:
-    """The tables that a terminal shows of runs, and the sentences that say what came out."""
-    classifiers = families(record for record in records if record.config.gan is None)
-    generators = families(record for record in records if record.config.gan is not None)
-    ways = [PLAIN] + [RECALIBRATED] * any(record.config.recalibrate for record in records)
-    tables = [make(family, key) for family in classifiers for key in ways for make in (accuracies, speed)]
-    tables += [distances.distances(family) for family in generators]
-    return tables, [*comparison.answers(classifiers), *distances.answers(generators)]

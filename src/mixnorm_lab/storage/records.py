@@ -84,10 +84,14 @@ class Writer:
     """Appends to a record. Each line is on the disk when its call returns.
 
     A last line that was cut off, by a kill or a full disk, is moved to ``record.jsonl.cut`` when the file is opened.
+
+    Args:
+        record: what is in the file already. :attr:`record` is this with what is written, as :func:`read` would give it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, record: Record | None = None) -> None:
         self.path = path
+        self.record = record
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             _repair(path)
@@ -122,7 +126,8 @@ class Writer:
 
     def write(self, kind: str, **values: Any) -> None:
         line = json.dumps(_finite({"kind": kind, **values}), allow_nan=False, ensure_ascii=False).encode()
-        left = memoryview(_summed(line) + b"\n")
+        line = _summed(line)
+        left = memoryview(line + b"\n")
         with self._explained():
             size = os.fstat(self._file.fileno()).st_size
             try:
@@ -133,6 +138,8 @@ class Writer:
                 with contextlib.suppress(OSError):
                     self._file.truncate(size)  # a part of a line would spoil the next one
                 raise
+        if kind == "run" or self.record is not None:
+            self.record = _add(self.record, _loads(line), self.path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

@@ -89,7 +89,7 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
 def make_model(
     config: RunConfig, num_classes: int | None = None, shape: tuple[int, ...] | None = None
 ) -> nn.Module:  # fmt: skip
-    """``num_classes`` and ``shape`` (C, H, W) of the data are known unless it is the user's."""
+    """The model, its norms converted. ``num_classes`` and ``shape`` (C, H, W) are known unless the data is the user's."""
     if is_own(config.model):
         model = _called(config.model, num_classes=num_classes)
         if not isinstance(model, nn.Module):
@@ -150,7 +150,7 @@ def own(name: str) -> Callable[..., Any]:
 
 
 def _called(name: str, **wanted: Any) -> Any:
-    """What a user's function returns. It gets those of the arguments that it asks for, and that there are."""
+    """The result of a user's function, which gets those of the arguments that it asks for, and that there are."""
     function = own(name)
     try:
         known = inspect.signature(function).parameters

@@ -21,7 +21,7 @@ GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
 
 
 class ClassifierStep(Step):
-    """A classifier's: a batch, forward and backward pass, and the optimizer's step. Its numbers: the loss and the error."""
+    """The step of a classifier: a batch, both passes, and the optimizer's step. Its numbers: the loss and the error."""
 
     def __init__(
         self,

@@ -25,9 +25,10 @@ from mixnorm_lab.training.team import ALONE, Team
 
 
 class TrainingLoop(ABC):
-    """Every epoch is a function of the state before it and of (seed, epoch): random numbers are seeded at its start.
+    """A training under way, whatever it trains: its epochs, and its state between them.
 
-    A subclass sets ``step``, and says in :meth:`numbers` what an epoch's row holds beside what all rows do.
+    Every epoch is a function of the state before it and of (seed, epoch): random numbers are seeded at its start. A
+    subclass sets ``step``, and says in :meth:`numbers` what an epoch's row holds beside what all rows do.
 
     Args:
         networks: by their names in a checkpoint, in training mode. They are moved to the device.
@@ -75,7 +76,10 @@ class TrainingLoop(ABC):
 
     @abstractmethod
     def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
-        """What an epoch's row holds, from the means of the step's two numbers; evaluates the networks."""
+        """The part of an epoch's row that is of this kind of training; evaluates the networks.
+
+        ``means`` are of the step's two numbers.
+        """
 
     @property
     def seconds(self) -> float:

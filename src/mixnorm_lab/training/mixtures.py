@@ -1,4 +1,4 @@
-"""What an epoch's row says of the mixture norms: how many components they use, and at some epochs what those look like.
+"""The mixture norms in an epoch's row: how many components they use, and at some epochs what those look like.
 
 A snapshot has an entry for each layer: ``channels``, the indices of a few evenly spaced ones; ``weights`` λ (K,);
 ``means`` and ``variances`` (K, channels). Where every channel has a mixture of its own, λ is (K, channels) too.

@@ -15,7 +15,7 @@ RMSPROP_EPS = 1e-8  # the default of the paper's framework, added to the root, a
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """Weight decay is added to the gradient. On a GPU a step can be captured, and the learning rate is a tensor there."""
+    """An optimizer that adds weight decay to the gradient. On a GPU its step can be captured, and its rate is a tensor."""
     wanted = [parameter for parameter in parameters if parameter.requires_grad]
     on_gpu = device.type == "cuda"
     common: dict[str, Any] = {

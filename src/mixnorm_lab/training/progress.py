@@ -1,4 +1,4 @@
-"""What a training tells of how far it is, and to whom: someone who shows it, sends it on, or does neither."""
+"""The progress of a training: how far it is, told to someone who shows it, sends it on, or does neither."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ UPDATE_SECONDS = 0.2  # between two updates of a bar: everything around a traini
 
 
 class RunProgress(Protocol):
-    """What the trainer tells of one run."""
+    """A listener that the trainer tells how far one run is."""
 
     def start(self, name: str, epochs: int, steps: int, done: int) -> None:
-        """``epochs`` of ``steps`` each, of which ``done`` epochs are done already."""
+        """The run starts: ``epochs`` of ``steps`` each, of which ``done`` epochs are done already."""
 
     def step(self, done: int) -> None:
-        """``done`` steps of the epoch are done. Called often."""
+        """A step is done, the one that makes ``done`` of the epoch's. Called often."""
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         """An epoch is done; its row of the record."""
 
     def end(self, reason: str) -> None:
-        """Why: "finished", "interrupted", "not finite" or "failed"; the last perhaps without a start."""
+        """The run ends, and why: "finished", "interrupted", "not finite" or "failed"; the last perhaps without a start."""
 
 
 class Silent:
-    """Shows nothing."""
+    """A listener that shows nothing."""
 
     def start(self, name: str, epochs: int, steps: int, done: int) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The trainer: from a configuration, a model and data to a record, through interruptions of any kind."""
+"""The trainer: from a configuration and a loop to a record, through interruptions of any kind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.data.sources import Source
 from mixnorm_lab.storage import checkpoint, environment, records
 from mixnorm_lab.storage.checkpoint import CheckpointError
 from mixnorm_lab.storage.lock import locked
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.storage.signals import stopped_by_sigterm
 from mixnorm_lab.storage.tensorboard import Events
-from mixnorm_lab.training.classifier import ClassifierLoop
 from mixnorm_lab.training.loop import TrainingLoop
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.progress import RunProgress, Silent
@@ -31,28 +28,28 @@ CHECKPOINT_SECONDS = 5.0
 def train(
     config: RunConfig,
     folder: Path,
+    begin: Callable[[], TrainingLoop],
     *,
-    model: nn.Module,
-    source: Source,
-    device: torch.device | str,
+    device: torch.device,
     progress: RunProgress | None = None,
     resume: bool = True,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     team: Team = ALONE,
 ) -> Record:
-    """Trains ``model`` in place as ``config`` says, and leaves a record, checkpoints and TensorBoard events in ``folder``.
+    """Trains as ``config`` says, and leaves a record, checkpoints and TensorBoard events in ``folder``.
 
     A folder with a part of this run goes on from its last checkpoint, with the weights that are there; on a CPU the end is
-    the same to the bit as without the interruption. The record of a finished run is returned at once; the model is not
-    touched then.
+    the same to the bit as without the interruption. The record of a finished run is returned at once; nothing is trained
+    then.
 
     Args:
-        model: ready to train: its norms are converted, its weights initialized.
-        source: a ``data.Resident``, or :class:`mixnorm_lab.data.sources.Loaders`, on the same device.
+        begin: makes the loop, of a classifier or of a generator, if there is something left to train. Its networks are
+            trained in place.
+        device: that the loop is on.
         resume: False refuses a folder that holds a run.
         checkpoint_seconds: an epoch is followed by a checkpoint if the last one is this old. A kill costs no more than
             that and an epoch, Ctrl-C the epoch alone.
-        team: the processes that train it together, which all call this with a ``source`` that gives each its share of the
+        team: the processes that train it together, which all call this with a loop whose source gives each its share of the
             batches. The first alone reads and writes the folder; weights are those that it has.
 
     Raises:
@@ -60,27 +57,6 @@ def train(
         ValueError: the folder is of another configuration, or a file in it is damaged.
         OSError: the folder is in use, or cannot be written.
     """
-    device = torch.device(device)
-    return run_training(
-        config, folder, lambda: ClassifierLoop(config, model, source, device, team),
-        steps_per_epoch=source.steps_per_epoch, device=device, progress=progress, resume=resume,
-        checkpoint_seconds=checkpoint_seconds, team=team,
-    )  # fmt: skip
-
-
-def run_training(
-    config: RunConfig,
-    folder: Path,
-    begin: Callable[[], TrainingLoop],
-    *,
-    steps_per_epoch: int,
-    device: torch.device,
-    progress: RunProgress | None = None,
-    resume: bool = True,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    team: Team = ALONE,
-) -> Record:
-    """:func:`train` for any kind of training, which ``begin`` makes if there is something left to train."""
     folder = Path(folder)
     progress = Silent() if progress is None else progress
     if not team.is_first:
@@ -92,11 +68,10 @@ def run_training(
         try:
             if record is not None and record.finished:
                 team.from_first({"epochs": record.epochs, "state": None})
-                progress.start(config.name, config.epochs, steps_per_epoch, done=config.epochs)
-                progress.epoch(record.epochs[-1])
+                show_finished(record, progress)
             else:
                 with _on(device), stopped_by_sigterm():
-                    _run(begin(), folder, record, progress, checkpoint_seconds)
+                    record = _run(begin(), folder, record, progress, checkpoint_seconds)
             reason = "finished"
         except NotFinite:
             reason = "not finite"
@@ -106,7 +81,14 @@ def run_training(
             raise
         finally:
             progress.end(reason)
-    return records.read(folder / records.NAME)
+    return record
+
+
+def show_finished(record: Record, progress: RunProgress) -> None:
+    """Tells of a run that is done already; its end is left to the caller."""
+    config, last = record.config, record.epochs[-1]
+    progress.start(config.name, config.epochs, last["steps"] // last["epoch"], done=config.epochs)
+    progress.epoch(last)
 
 
 def _existing(config: RunConfig, folder: Path, resume: bool) -> Record | None:
@@ -127,7 +109,7 @@ def _existing(config: RunConfig, folder: Path, resume: bool) -> Record | None:
 
 
 def _follow(config: RunConfig, begin: Callable[[], TrainingLoop], device: torch.device, team: Team) -> Record:
-    """What all ranks but the first do: the same training, without a folder. The record is in no file."""
+    """The training of all ranks but the first: the same, without a folder. Its record is in no file."""
     told = team.from_first()
     record = Record(config, environment.of_run(device), told["epochs"])
     if told["state"] is not None:
@@ -141,7 +123,8 @@ def _follow(config: RunConfig, begin: Callable[[], TrainingLoop], device: torch.
 
 def _run(
     training: TrainingLoop, folder: Path, record: Record | None, progress: RunProgress, checkpoint_seconds: float
-) -> None:
+) -> Record:
+    """The first rank's training: all epochs that are left, each in the record, and checkpoints; returns the record."""
     config = training.config
 
     def save(state: dict[str, Any]) -> tuple[int, float]:
@@ -161,7 +144,7 @@ def _run(
         training.team.from_first({"epochs": earlier, "state": training.state()})
     progress.start(config.name, config.epochs, training.step.steps, done=training.epoch)
     with ExitStack() as stack:
-        writer = stack.enter_context(records.Writer(folder / records.NAME))
+        writer = stack.enter_context(records.Writer(folder / records.NAME, record))
         if record is None:
             writer.run(config, _environment(training))
         else:
@@ -186,6 +169,8 @@ def _run(
             raise
         writer.end("finished", training.seconds)
     checkpoint.forget_previous(folder)
+    assert writer.record is not None
+    return writer.record
 
 
 def _environment(training: TrainingLoop) -> dict[str, Any]:

@@ -22,7 +22,7 @@ AHEAD = 2  # marks that may be outstanding: a GPU always has work, and the host 
 
 
 class Step(ABC):
-    """What an epoch repeats, in a subclass's ``update``. Nothing is read back to the host.
+    """The step that an epoch repeats, in a subclass's ``update``. Nothing is read back to the host.
 
     On a GPU, with data that is there, everything is captured in one CUDA graph; but what several processes train together is
     not, because mixture norms ask the other ranks how many points they have. The steps before the capture are steps of
@@ -103,7 +103,7 @@ class Step(ABC):
             self.then()
 
     def plain(self) -> None:
-        """From now on every layer is called by itself, as one must be that is watched."""
+        """Calls every layer by itself from now on, as one must be that is watched."""
         self._torch_compiled = None
 
     def _wait(self) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mixnorm_lab.bench.cases import BENCHMARKS
 from mixnorm_lab.cli import app
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.run_config import OPTIONS
 
 
 def commands(group, path=()):
@@ -53,6 +54,17 @@ def test_what_prints_a_table_prints_json_as_well(path):
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_can_show_where_an_error_arose(path):
     assert "--debug" in {option for parameter in COMMANDS[path].params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("command", ["compare", "train", "reproduce"])
+def test_the_options_of_a_run_are_those_that_its_fields_state(command):
+    known = {parameter.opts[0]: parameter for parameter in COMMANDS[command,].params}
+    for option in OPTIONS.values():
+        if command != "reproduce" or option.shared:
+            parameter = known[option.flag]
+            assert parameter.opts == option.flags.split()
+            assert parameter.default == option.default
+            assert parameter.help == option.help or (command, option.name) == ("train", "layers")
 
 
 def test_python_m_mixnorm_without_a_terminal(tmp_path):

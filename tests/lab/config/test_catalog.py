@@ -9,7 +9,7 @@ from mixnorm import MixtureNorm2d
 from mixnorm_lab.config import catalog
 from mixnorm_lab.config.mixture_forms import FORMS
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.generators.gan import make_networks
+from mixnorm_lab.generators.build import make_networks
 from mixnorm_lab.training.build import make_model
 
 EXPERIMENTS = catalog.EXPERIMENTS

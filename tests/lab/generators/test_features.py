@@ -9,6 +9,7 @@ import pytest
 import torch
 from gan_helpers import config as gan_config
 from gan_helpers import dataset, images
+from run_helpers import run
 
 from mixnorm_lab import models
 from mixnorm_lab.cli.generators import with_features
@@ -18,7 +19,6 @@ from mixnorm_lab.data import Resident
 from mixnorm_lab.generators import features
 from mixnorm_lab.generators.frechet import distance
 from mixnorm_lab.training.build import make_model
-from mixnorm_lab.training.run import train
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def trained(folder, mixture=None):
     config = RunConfig("cnn", "cifar-cnn", "cifar10", 1, 40, *settings, mixture=mixture)
     torch.manual_seed(0)
     model = make_model(config, 10, (3, 32, 32))
-    train(config, folder, model=model, source=Resident(dataset(), 40, device="cpu"), device="cpu")
+    run(config, folder, model=model, source=Resident(dataset(), 40, device="cpu"))
     return folder
 
 

@@ -11,12 +11,15 @@ from run_helpers import Interrupt, lines, numbers, same, weights
 import mixnorm
 from mixnorm_lab import models
 from mixnorm_lab.data import DataSet, Images, Resident
-from mixnorm_lab.generators import gan, samples
+from mixnorm_lab.generators import build, samples
+from mixnorm_lab.generators.build import make_networks
 from mixnorm_lab.generators.frechet import distance, statistics
-from mixnorm_lab.generators.gan import GanStep, make_networks
+from mixnorm_lab.generators.gan import GanStep
+from mixnorm_lab.launch.one_run import Place, train_one
 from mixnorm_lab.storage import checkpoint, records
-from mixnorm_lab.storage.folders import SAMPLES
+from mixnorm_lab.storage.folders import SAMPLES, recorded
 from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.progress import Silent
 
 # --- a step -------------------------------------------------------------------------------------------------------------
 
@@ -186,11 +189,12 @@ def test_mistakes(tmp_path):
 
 
 def test_prepared_from_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(gan.data, "prepare", lambda name, folder: dataset(name=name))
-    with pytest.raises(ValueError, match="needs the weights of its feature network"):
-        gan.train_prepared(config(), tmp_path, device=torch.device("cpu"), features=None)
-    monkeypatch.setattr(gan.feature_networks, "load", lambda *_: features())
-    assert gan.train_prepared(config(), tmp_path, device=torch.device("cpu"), features=None).finished
+    monkeypatch.setattr(build.data, "prepare", lambda name, folder: dataset(name=name))
+    place = Place(tmp_path, torch.device("cpu"))
+    assert "needs the weights of its feature network" in train_one(config(), place, Silent()).sentence
+    monkeypatch.setattr(build.feature_networks, "load", lambda *_: features())
+    assert train_one(config(), place, Silent()) is None
+    assert recorded(config(), tmp_path).finished
 
 
 # --- pictures -----------------------------------------------------------------------------------------------------------

@@ -13,17 +13,19 @@ import pytest
 import torch
 from cli_helpers import measured
 
-from mixnorm_lab.config.presets import DIGITS, OWN
-from mixnorm_lab.launch import local_processes, suite
+from mixnorm_lab.config.presets import DIGITS, OWN, pair, with_norm
+from mixnorm_lab.config.run_config import Mixture
+from mixnorm_lab.launch import local_processes
 from mixnorm_lab.launch.display import RunDisplay
 from mixnorm_lab.launch.one_run import Forwarded
+from mixnorm_lab.launch.suite import Suite
 from mixnorm_lab.storage import checkpoint, records
+from mixnorm_lab.storage.folders import run_folder, run_name
 from mixnorm_lab.storage.lock import locked
 from mixnorm_lab.training.progress import Silent
 
-SETTINGS = dataclasses.replace(
-    DIGITS, epochs=1, batch_size=256, options={"num_components": 2, "em_iters": 1, "backend": "reference"}
-)
+OPTIONS = {"num_components": 2, "em_iters": 1, "backend": "reference"}
+SETTINGS = dataclasses.replace(DIGITS, epochs=1, batch_size=256, mixture=Mixture(("conv2",), OPTIONS))
 NOT_FINITE = "the loss of step 1 of epoch 1 is not finite, which began at step 1 with the output of 0"
 MODULE = """
 import os
@@ -64,9 +66,8 @@ def users(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def settings(build="build", loaders="loaders"):
-        return dataclasses.replace(
-            OWN, model=f"{name}:{build}", data=f"{name}:{loaders}", epochs=1, options=SETTINGS.options
-        )  # fmt: skip
+        mixture = Mixture(("*",), OPTIONS)
+        return dataclasses.replace(OWN, model=f"{name}:{build}", data=f"{name}:{loaders}", epochs=1, mixture=mixture)
 
     yield settings
     sys.modules.pop(name, None)
@@ -78,7 +79,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("suite")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert run(SETTINGS.pair(2), folder)[0] == {}
+    assert run(pair(SETTINGS, 2), folder)[0] == {}
     torch.set_num_threads(threads)
     return folder
 
@@ -86,8 +87,8 @@ def finished(tmp_path_factory):
 def run(configs, folder, **options):
     """The failures, and what was shown."""
     shown = io.StringIO()
-    with RunDisplay([suite.run_name(config) for config in configs], shown) as display:
-        failed = suite.run_all(configs, folder, device=torch.device("cpu"), display=display, **options)
+    with RunDisplay([run_name(config) for config in configs], shown) as display:
+        failed = Suite(configs, folder).run(device=torch.device("cpu"), display=display, **options)
     return failed, shown.getvalue()
 
 
@@ -103,7 +104,7 @@ def test_every_run_has_a_folder(finished):
 
 def test_what_is_done_is_not_done_again(finished):
     before = contents(finished)
-    failed, shown = run(SETTINGS.pair(2), finished)
+    failed, shown = run(pair(SETTINGS, 2), finished)
     assert not failed
     assert shown.count("finished after 0:00") == 4
     steps = records.find(finished)[0].epochs[0]["steps"]
@@ -111,22 +112,33 @@ def test_what_is_done_is_not_done_again(finished):
     assert contents(finished) == before
 
 
+def test_the_record_of_a_finished_run_is_read_once(finished, monkeypatch):
+    read = []
+    monkeypatch.setattr(records, "read", lambda path, plain=records.read: read.append(path) or plain(path))
+    suite = Suite(pair(SETTINGS, 2), finished)
+    suite.check()
+    with RunDisplay([run_name(config) for config in suite.configs], io.StringIO()) as display:
+        assert suite.run(device=torch.device("cpu"), display=display) == {}
+    assert all(record.finished for record in suite.recorded_now())
+    assert len(read) == len(set(read)) == 4
+
+
 def test_a_folder_of_another_configuration_is_refused_before_anything_runs(finished):
     before = contents(finished)
     other = dataclasses.replace(SETTINGS, optimizer=dataclasses.replace(SETTINGS.optimizer, lr=0.5))
     with pytest.raises(ValueError, match=r"another configuration \(optimizer.lr: 0.003, not 0.5\): choose another --out"):
-        suite.check(other.pair(2), finished)
+        Suite(pair(other, 2), finished).check()
     assert contents(finished) == before
 
 
 def test_what_is_done_needs_no_data(finished, monkeypatch):
     monkeypatch.setattr("mixnorm_lab.training.build._dataset", lambda *_: pytest.fail("read"))
-    suite.check(SETTINGS.pair(2), finished)
+    Suite(pair(SETTINGS, 2), finished).check()
 
 
 def test_a_loss_that_is_not_finite_ends_its_run_and_not_the_others(users, tmp_path):
-    configs = users().pair(3)
-    suite.check(configs, tmp_path)
+    configs = pair(users(), 3)
+    Suite(configs, tmp_path).check()
     failed, shown = run(configs, tmp_path / "out")
     assert set(failed) == {"batch-norm seed 1", "mixture-norm seed 1"}
     for failure in failed.values():
@@ -142,8 +154,8 @@ def test_a_loss_that_is_not_finite_ends_its_run_and_not_the_others(users, tmp_pa
 def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_them(finished, users, tmp_path, monkeypatch):
     """One run kills its process each time, another once, one diverges, and the rest is as if they had not been there."""
     monkeypatch.setattr("mixnorm_lab.launch.run_queue.RETRIES", 1)
-    others = [users(build="dies").run("own", seed, mixture=False) for seed in (0, 1, 2)]
-    failed, shown = run([*others, *SETTINGS.pair(2)], tmp_path / "out", jobs=2)
+    others = [with_norm(users(build="dies"), "own", seed, mixture=False) for seed in (0, 1, 2)]
+    failed, shown = run([*others, *pair(SETTINGS, 2)], tmp_path / "out", jobs=2)
     assert set(failed) == {"own seed 0", "own seed 1"}
     assert (
         failed["own seed 0"].sentence
@@ -155,36 +167,36 @@ def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_the
     assert "own seed 1: not finite" in shown
     assert "own seed 2: finished" in shown
     assert (tmp_path / "died").exists()
-    assert all(f"{suite.run_name(config)}: finished after" in shown for config in SETTINGS.pair(2))
+    assert all(f"{run_name(config)}: finished after" in shown for config in pair(SETTINGS, 2))
     shutil.rmtree(tmp_path / "out" / "own")
     assert measured(tmp_path / "out") == measured(finished)
     assert {record.environment["threads"] for record in records.find(tmp_path / "out")} == {1}
 
 
 def test_what_a_users_code_raises_while_it_trains_is_a_sentence(users, tmp_path):
-    failed, shown = run(users(loaders="wrong_labels").pair(1), tmp_path / "out")
+    failed, shown = run(pair(users(loaders="wrong_labels"), 1), tmp_path / "out")
     assert len({failure.sentence for failure in failed.values()}) == 1
     assert "wrong_labels raised IndexError: Target" in failed["batch-norm seed 0"].sentence
     assert "batch-norm seed 0: failed" in shown
 
 
 def test_a_batch_that_is_larger_than_the_data(tmp_path):
-    failed, shown = run(dataclasses.replace(SETTINGS, batch_size=5000).pair(1), tmp_path)
+    failed, shown = run(pair(dataclasses.replace(SETTINGS, batch_size=5000), 1), tmp_path)
     assert all("makes no batch of 1,4" in failure.sentence for failure in failed.values())
     assert shown.count(": failed after") == len(failed) == 2
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_folder_in_use_stops_everything(jobs, users, tmp_path):
-    configs = users().pair(2)
+    configs = pair(users(), 2)
     in_use = pytest.raises(OSError, match=f"is in use by process {os.getpid()}: wait until it is done")
-    with locked(suite.run_folder(tmp_path / "out", configs[0])), in_use:
+    with locked(run_folder(tmp_path / "out", configs[0])), in_use:
         run(configs, tmp_path / "out", jobs=jobs)
-    assert not run(users().pair(1), tmp_path / "out")[0]  # and then it is free
+    assert not run(pair(users(), 1), tmp_path / "out")[0]  # and then it is free
 
 
 def test_a_damaged_checkpoint_concerns_its_run_alone(users, tmp_path, monkeypatch):
-    configs = users().pair(1)
+    configs = pair(users(), 1)
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -193,10 +205,10 @@ def test_a_damaged_checkpoint_concerns_its_run_alone(users, tmp_path, monkeypatc
         patch.setattr("mixnorm_lab.training.run.Events.epoch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(configs, tmp_path / "out")
-    path = suite.run_folder(tmp_path / "out", configs[0]) / checkpoint.NAME
+    path = run_folder(tmp_path / "out", configs[0]) / checkpoint.NAME
     damaged = path.read_bytes()[:-100]
     path.write_bytes(damaged)
-    suite.check(configs, tmp_path / "out")
+    Suite(configs, tmp_path / "out").check()
     failed, _ = run(configs, tmp_path / "out")
     assert list(failed) == ["batch-norm seed 0"]
     assert "checkpoint.pt is damaged" in failed["batch-norm seed 0"].sentence

@@ -124,7 +124,7 @@ def test_a_page_of_generators(tmp_path):
     for run in made:
         run.path = tmp_path / run.config.name / records.NAME
         samples.write_png(run.path.parent / SAMPLES / "00000018.png", samples.grid(images(4), 2))
-    page = reports.write(tmp_path, made).read_text()
+    page = reports.write(tmp_path, reports.Outcome(made)).read_text()
     assert "Mixture norm&#x27;s generator reached" in page
     assert "no comparison yet" not in page
     names = {path.name for path in (tmp_path / "figures").iterdir()}
@@ -134,7 +134,7 @@ def test_a_page_of_generators(tmp_path):
 def test_generators_and_classifiers_in_one_report(tmp_path, monkeypatch):
     for module in (curves, distance_curves, densities):
         monkeypatch.setattr(module, "draw", lambda *_, **__: [])
-    report = assemble([*couple(1), *pair()], pictures_folder=tmp_path)
+    report = assemble(reports.Outcome([*couple(1), *pair()]), pictures_folder=tmp_path)
     assert len(report.answers) == 2
     assert {"Results", "Generators"} <= {section.title for section in report.sections}
 
@@ -147,7 +147,7 @@ def test_without_files_of_samples_there_is_no_picture_of_them(tmp_path):
 def test_an_unfinished_generator_is_told(tmp_path):
     pytest.importorskip("matplotlib")
     run = Record(gan_config(gan=GAN), dict(ENVIRONMENT), [row(1, None)])
-    report = assemble([run], pictures_folder=tmp_path)
+    report = assemble(reports.Outcome([run]), pictures_folder=tmp_path)
     assert "Runs that are not finished" in {section.title for section in report.sections}
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from distributed_helpers import LIMIT, start_ranks
 from run_helpers import DIGITS, MIXTURE, Interrupt, build, config, weights
+from run_helpers import run as train_model
 
 from mixnorm_lab.config.run_config import Mixture, Optimizer
 from mixnorm_lab.data import Images, Resident
 from mixnorm_lab.training.not_finite import NotFinite
-from mixnorm_lab.training.run import train
 from mixnorm_lab.training.team import ALONE, Team
 
 RANKS = 2
@@ -48,7 +48,7 @@ def train_case(run, folder, team=ALONE, *, source=Resident, seed=0, **options):
     model[3].p = 0.0  # dropout draws other numbers on each rank
     share = team.rank, team.size
     data = source(DATA, 64, device="cpu", dtype=torch.float64, augment=True, pad=1, share=share)
-    record = train(run, folder, model=model, source=data, device="cpu", team=team, **options)
+    record = train_model(run, folder, model=model, source=data, team=team, **options)[0]
     return {"rows": record.epochs, "weights": weights(model)}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from mixnorm import MixtureNorm2d
 from mixnorm_lab import models
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.presets import DIGITS, OWN, defaults
+from mixnorm_lab.config.presets import DIGITS, OWN, defaults, with_norm
 from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.sources import Loaders
@@ -50,7 +50,7 @@ def module(tmp_path, monkeypatch):
 
 
 def own(model, data="digits", mixture=False):
-    return dataclasses.replace(OWN, model=model, data=data, batch_size=4).run("own", 0, mixture=mixture)
+    return with_norm(dataclasses.replace(OWN, model=model, data=data, batch_size=4), "own", 0, mixture=mixture)
 
 
 # --- the paper's models -------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_the_momentum_is_that_of_every_norm():
 def test_both_norms_begin_with_the_same_weights_and_another_seed_with_others():
     states = []
     for seed, mixture in ((0, False), (0, True), (1, True)):
-        model, source = build.prepare(DIGITS.run("run", seed, mixture=mixture), CPU)
+        model, source = build.prepare(with_norm(DIGITS, "run", seed, mixture=mixture), CPU)
         assert isinstance(source, Resident)
         states.append({name: value for name, value in model.named_parameters() if "conv" in name and "norm" not in name})
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
@@ -99,12 +99,12 @@ def test_layers_are_the_papers_names_or_globs_of_modules():
 
 def test_a_model_for_other_images_is_refused_before_it_is_built():
     with pytest.raises(ValueError, match="for images of 3 × 32 × 32, but digits has 1 × 8 × 8: choose another model"):
-        build.check([dataclasses.replace(DIGITS, model="inception-v3").run("run", 0, mixture=False)])
+        build.check([with_norm(dataclasses.replace(DIGITS, model="inception-v3"), "run", 0, mixture=False)])
 
 
 def test_held_out_images_take_the_place_of_the_test_images():
     whole, part = (
-        build.make_source(dataclasses.replace(DIGITS, validation=share).run("run", 0, mixture=False), CPU)
+        build.make_source(with_norm(dataclasses.replace(DIGITS, validation=share), "run", 0, mixture=False), CPU)
         for share in (0.0, 0.25)
     )
     count = sum(len(labels) for _, labels in part.test_batches(500))
@@ -213,11 +213,11 @@ def test_a_batch_of_one_says_what_to_do():
 
 
 def test_a_fault_of_this_package_keeps_its_traceback():
-    with pytest.raises(IndexError), build.explained(DIGITS.run("run", 0, mixture=False)):
+    with pytest.raises(IndexError), build.explained(with_norm(DIGITS, "run", 0, mixture=False)):
         raise IndexError
 
 
 def test_memory_that_is_full_says_what_to_do():
-    config = DIGITS.run("run", 0, mixture=False)
+    config = with_norm(DIGITS, "run", 0, mixture=False)
     with pytest.raises(ValueError, match="use a smaller batch, or run fewer --jobs"), build.explained(config):
         raise torch.OutOfMemoryError

@@ -1,1 +1,1 @@
-"""What records say, before it is a table, a picture or a sentence in a page."""
+"""The model of a report: numbers from records, before they are a table, a picture or a sentence in a page."""

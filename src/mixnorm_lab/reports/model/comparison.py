@@ -187,9 +187,8 @@ def best_comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
     return list(best.values())
 
 
-def answers(families: Sequence[Family], key: str = PLAIN) -> list[str]:
+def answers(found: Sequence[tuple[Family, Comparison]]) -> list[str]:
     """What came out: a sentence or two for each batch norm and its best mixture norm; where there are many, one for all."""
-    found = [(family, made) for family in families for made in best_comparisons(family, key)]
     if len(found) > 3:
         return [overview([made for _, made in found])]
     sentences = []

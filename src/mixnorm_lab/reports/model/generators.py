@@ -1,4 +1,4 @@
-"""What records of generators say: the lowest distance, and the updates to batch norm's lowest."""
+"""The numbers of generators' records: the lowest distance, and the updates to batch norm's lowest."""
 
 from __future__ import annotations
 

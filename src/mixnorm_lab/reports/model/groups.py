@@ -1,4 +1,4 @@
-"""What records say: runs in groups over their seeds, batch norm with the same settings, and the numbers of each run."""
+"""Records in order: runs in groups over their seeds, batch norm with the same settings, and the numbers of each run."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.run_config import OPTIONS
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.generators import FRESH_DISTANCE
 from mixnorm_lab.reports.model.generators import title as distance_title
@@ -18,6 +19,7 @@ from mixnorm_lab.reports.render import markdown
 from mixnorm_lab.reports.render.report import READING, REFILLED, Report, Section
 from mixnorm_lab.reports.tables import claims, cost, details, distances, inference, plane_scores
 from mixnorm_lab.reports.tables.inference import Evaluation
+from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.reports.tables.results import accuracies, speed
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
@@ -65,12 +67,12 @@ def assemble(
     """The document before it is Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
     alone = [record for record in records if record.path is not None and ALONE in record.path.parts]
     records = [record for record in records if all(record is not other for other in alone)]
-    families = groups.families(record for record in records if record.config.gan is None)
-    generators = groups.families(record for record in records if record.config.gan is not None)
+    outcome = Outcome(records)
+    families, generators = outcome.classifiers, outcome.generators
     sections = [_measured(family, pictures) for family in families if not family.validation]
-    for family in generators:
+    for family, lowest in zip(generators, outcome.distances, strict=True):
         drawn = distance_curves.draw([family], pictures, (FORMAT,))
-        tables = (distances.distances(family), distances.evaluations(family), distances.evaluations(family, FRESH_DISTANCE))
+        tables = (lowest, distances.evaluations(family), distances.evaluations(family, FRESH_DISTANCE))
         there = tuple(table for table in tables if table.rows)
         sections.append(Section(distance_title(family), (), there, tuple(drawn), commands=commands(family)))
     for data, results in points.items():
@@ -161,16 +163,14 @@ def commands(family: Family) -> tuple[str, ...]:
 
 
 def _options(group: Group) -> tuple[str, ...]:
+    """What the command says beside the names: where the runs are not as the catalog has them."""
     config, known = group.config, catalog.EXPERIMENTS[group.name].config
     told = [f"--seeds {len({run.config.seed for run in group.all_runs})}"]
-    told += [f"--epochs {config.epochs}"] if config.epochs != known.epochs else []
-    told += [f"--recalibrate {config.recalibrate}"] if config.recalibrate else []
-    told += [f"--precision {config.precision}"] if config.precision != known.precision else []
-    told += [f"--validation {config.validation:g}"] if config.validation else []
+    for name, option in OPTIONS.items():
+        if name == "epochs" or option.shared:  # which are those of mixnorm reproduce
+            value = getattr(config, name)
+            told += [option.on_command_line(value)] if value != getattr(known, name) else []
     told += [f"--features runs/reproduce/{catalog.FEATURE_CLASSIFIER}/seed-0"] if config.gan is not None else []
-    told += [f"--norm-momentum {config.norm_momentum:g}"] if config.norm_momentum is not None else []
-    told += [f"--average {config.average:g}"] if config.average else []
-    told += ["--compile"] if config.compile else []
     return tuple(told)
 
 

@@ -1,4 +1,4 @@
-"""What a report says, in order, before it is Markdown or HTML."""
+"""The content of a report, in order, before it is Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mixnorm_lab.reports.model import comparison, groups
-from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family
+from mixnorm_lab.reports.model.groups import RECALIBRATED, Family
 from mixnorm_lab.reports.plots import curves, densities, distance_curves
 from mixnorm_lab.reports.plots.style import Picture
-from mixnorm_lab.reports.tables import cost, details, distances, results
+from mixnorm_lab.reports.tables import cost, details
+from mixnorm_lab.reports.tables.outcome import Evaluated, Outcome
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
-from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Table
 
 READING = (
@@ -31,8 +30,13 @@ NO_PICTURES = "There are no pictures, because matplotlib is not installed: pip i
 
 @dataclass(frozen=True)
 class Section:
-    """``said``: paragraphs in Markdown, which only a document has. ``commands``: for a terminal, to run it again.
-    ``folded``: there for those who look for it."""
+    """A section of a report.
+
+    Args:
+        said: paragraphs in Markdown, which only a document has.
+        commands: for a terminal, to run it again.
+        folded: whether it is there only for those who look for it.
+    """
 
     title: str
     text: tuple[str, ...] = ()
@@ -61,21 +65,18 @@ class Report:
 
 
 def assemble(
-    records: Sequence[Record],
+    outcome: Outcome,
     *,
     title: str | None = None,
     pictures_folder: Path,
-    paper: bool = True,
     cost_rows: Sequence[Row] = (),
 ) -> Report:
-    """Everything that records have to say. Draws the pictures.
+    """Everything that runs have to say. Draws the pictures.
 
     Args:
-        paper: whether the paper's numbers stand beside ours.
         cost_rows: of ``mixnorm bench cost``, for the cost table.
     """
-    families = groups.families(record for record in records if record.config.gan is None)
-    generators = groups.families(record for record in records if record.config.gan is not None)
+    families, generators = outcome.classifiers, outcome.generators
     pictures: list[Picture] = []
     made: list[Picture] = []
     missing: tuple[str, ...] = ()
@@ -86,8 +87,8 @@ def assemble(
         if error.name != "matplotlib":
             raise
         missing = (NO_PICTURES,)
-    sections = [_results(families, PLAIN, paper)]
-    told = tuple(found for family in generators if (found := distances.distances(family, paper)).rows)
+    sections = [Section("Results", *_results(outcome.plain, (READING,)))]
+    told = tuple(table for table in outcome.distances if table.rows)
     sections.append(Section("Generators", tables=told, pictures=tuple(made)))
     open_runs = details.unfinished([*families, *generators])
     if open_runs.rows:
@@ -95,7 +96,8 @@ def assemble(
     first = [picture for picture in pictures if not _is_further(picture)]
     sections.append(Section("Curves", text=missing, pictures=tuple(first)))
     if any(group.has(RECALIBRATED) for family in families for group in family.groups):
-        sections.append(_results(families, RECALIBRATED, paper))
+        text = (REFILLED, *outcome.refilled.answers)
+        sections.append(Section("Results with refilled statistics", *_results(outcome.refilled, text)))
     further = tuple(picture for picture in pictures if _is_further(picture))
     inside = () if missing else tuple(_inside(families, pictures_folder))
     sections.append(Section("Inside the training", pictures=further + inside))
@@ -104,10 +106,10 @@ def assemble(
     every = tuple(table for family in (*families, *generators) for table in details.settings(family))
     sections.append(Section("Settings", tables=every, folded=True))
     sections.append(Section("Every run", tables=(details.runs(families),) if families else (), folded=True))
-    sections.append(Section("Where the figures come from", tables=(details.environments(records),), folded=True))
+    sections.append(Section("Where the figures come from", tables=(details.environments(outcome.records),), folded=True))
     kept = tuple(section for section in sections if section.text or section.tables or section.pictures)
-    answers = (*(_answers(families) if families else ()), *distances.answers(generators))
-    return Report(title or _title([*families, *generators]), answers, _key_numbers(families), kept, pictures_folder)
+    answers = (*(_answers(outcome.plain) if families else ()), *outcome.distance_answers)
+    return Report(title or _title([*families, *generators]), answers, _key_numbers(outcome.plain), kept, pictures_folder)
 
 
 def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
@@ -130,13 +132,13 @@ def _is_further(picture: Picture) -> bool:
     return picture.name.startswith("components") or picture.name.endswith(("-loss", "train-error"))
 
 
-def _results(families: Sequence[Family], key: str, paper: bool) -> Section:
+def _results(way: Evaluated, text: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Table, ...]]:
+    """The tables of the families that were evaluated this way and, if there are any, the text before them."""
     found: list[Table] = []
-    for family in families:
-        if any(group.has(key) for group in family.groups):
-            found += [results.accuracies(family, key, paper), results.speed(family, key, paper)]
-    text = (READING,) if key == PLAIN else (REFILLED, *comparison.answers(families, key))
-    return Section("Results" if key == PLAIN else "Results with refilled statistics", text if found else (), tuple(found))
+    for family, tables in zip(way.families, way.tables, strict=True):
+        if any(group.has(way.key) for group in family.groups):
+            found += tables
+    return text if found else (), tuple(found)
 
 
 def _title(families: Sequence[Family]) -> str:
@@ -144,8 +146,9 @@ def _title(families: Sequence[Family]) -> str:
     return "Mixture norm against batch norm" + (f": {places[0]}" if len(places) == 1 else "")
 
 
-def _answers(families: Sequence[Family]) -> list[str]:
-    found = comparison.answers(families)
+def _answers(way: Evaluated) -> list[str]:
+    """What came out, or why nothing did, and how many runs are not finished."""
+    found, families = list(way.answers), way.families
     everything = [run for family in families for group in family.groups for run in (*group.runs, *group.left_out)]
     left = sum(not run.finished for run in everything)
     if not found:
@@ -161,11 +164,11 @@ def _answers(families: Sequence[Family]) -> list[str]:
     return found
 
 
-def _key_numbers(families: Sequence[Family]) -> tuple[tuple[str, str], ...]:
-    made = [found for family in families for found in comparison.best_comparisons(family)]
-    if len(made) != 1:
+def _key_numbers(way: Evaluated) -> tuple[tuple[str, str], ...]:
+    """The numbers of a comparison, each with what it is, where there is one comparison."""
+    if len(way.comparisons) != 1:
         return ()
-    [one] = made
+    [(_, one)] = way.comparisons
     found = []
     if one.fewer_steps is not None:
         word = "fewer" if one.fewer_steps >= 0 else "more"

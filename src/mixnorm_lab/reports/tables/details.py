@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mixnorm_lab.config.run_config import FEATURES, is_own
+from mixnorm_lab.config.fields import rows as rows_of
 from mixnorm_lab.reports.model.comparison import duration
 from mixnorm_lab.reports.model.groups import RECALIBRATED, Family, Group, accuracy, reached
 from mixnorm_lab.reports.tables.results import RUN
@@ -77,7 +77,7 @@ def _run_row(run: Record) -> dict[str, Value]:
 
 def settings(family: Family) -> Sequence[Table]:
     """What all groups of a family share, and what they differ in."""
-    flat = [_settings(group) for group in family.groups]
+    flat = [rows_of(group.config) for group in family.groups]
     keys = list(dict.fromkeys(key for values in flat for key in values))
     shared = [key for key in keys if len({values.get(key) for values in flat}) == 1]
     first = [text_column("setting", "setting"), text_column("value", "value")]
@@ -89,51 +89,6 @@ def settings(family: Family) -> Sequence[Table]:
         rows: list[dict[str, Value]] = [{"run": g.label, **values} for g, values in zip(family.groups, flat, strict=True)]
         tables.append(Table(f"What differs: {family.title}", columns, rows))
     return tables
-
-
-def _settings(group: Group) -> dict[str, str]:
-    config = group.config
-    optimizer, schedule = config.optimizer, config.schedule
-    constant = {
-        "rmsprop": f", smoothing {optimizer.smoothing:g}",
-        "nesterov": f", momentum {optimizer.momentum:g}",
-        "adam": f", β₁ {optimizer.betas[0]:g}, β₂ {optimizer.betas[1]:g}",
-    }
-    when = {
-        "constant": "constant",
-        "exponential": f"× {schedule.factor:g} every {f'{schedule.every} epochs' if schedule.every > 1 else 'epoch'}",
-        "step": f"× {schedule.factor:g} at {', '.join(f'{100 * share:g}%' for share in schedule.at)} of the training",
-    }
-    told = {
-        "model": config.model,
-        "data": config.data + (f", {100 * config.validation:g}% held out to test on" if config.validation else ""),
-        "epochs": str(config.epochs),
-        "batch size": "that of the loaders" if is_own(config.data) else str(config.batch_size),
-        "optimizer": optimizer.name + constant.get(optimizer.name, ""),
-        "learning rate": f"{optimizer.lr:g}",
-        "weight decay": f"{optimizer.weight_decay:g}",
-        "schedule": when[schedule.name],
-        "precision": config.precision,
-        "evaluated": f"weights averaged with a decay of {config.average:g}" if config.average else "the last weights",
-        "compiled": "yes" if config.compile else "no",
-        "memory format": "channels_last" if config.channels_last else "contiguous",
-        "crops and flips": {None: "as suits the data", True: "yes", False: "no"}[config.augment],
-        "refilled from": f"{config.recalibrate} batches" if config.recalibrate else "never",
-        "norm": "batch norm" if config.mixture is None else "mixture norm",
-    }
-    if config.norm_momentum is not None:
-        told["momentum of the norms"] = f"{config.norm_momentum:g}"
-    if config.gan is not None:
-        told |= {
-            "updates an epoch": f"{config.gan.updates:,}",
-            "distance": FEATURES[config.gan.features],
-            "measured": f"every {config.gan.evaluate_every} epochs, of {config.gan.samples:,} samples",
-            "networks": f"{config.gan.latent} dimensions of noise, {config.gan.channels} channels",
-        }
-    if config.mixture is not None:
-        told["layers"] = ", ".join(config.mixture.layers)
-        told |= {name: str(value) for name, value in config.mixture.options.items()}
-    return told
 
 
 def environments(records: Iterable[Record]) -> Table:

@@ -8,6 +8,7 @@ from record_helpers import BN_ERRORS, MIXTURE, MN_ERRORS, catalog_record, config
 
 from mixnorm_lab.reports.model import comparison, groups
 from mixnorm_lab.reports.tables import claims, cost, details, results
+from mixnorm_lab.reports.tables.outcome import Outcome
 
 
 def compared(made, key=groups.PLAIN):
@@ -128,7 +129,7 @@ def test_a_seed_without_its_batch_norm_is_held_against_the_mean_of_all():
     ],
 )
 def test_the_answer_says_what_came_out(mn, seeds, words):
-    [answer] = comparison.answers(groups.families(pair(mn=mn, seeds=seeds)))
+    [answer] = Outcome(pair(mn=mn, seeds=seeds)).answers
     assert words in answer
 
 
@@ -137,10 +138,10 @@ def test_the_answer_when_it_took_longer_or_only_some_seeds_got_there():
         record(config("bn", epochs=4), [0.5, 0.2, 0.3, 0.3]),
         record(config("mn", epochs=4, mixture=MIXTURE), BN_ERRORS),
     ]
-    assert "in 100% more steps (780 instead of 390)" in comparison.answers(groups.families(slower))[0]
+    assert "in 100% more steps (780 instead of 390)" in Outcome(slower).answers[0]
     some = pair(seeds=2)
     some[-1] = record(some[-1].config, [0.5, 0.5, 0.5, 0.5])
-    [answer] = comparison.answers(groups.families(some))
+    [answer] = Outcome(some).answers
     assert "in 1 of 2 runs" in answer
     assert "lower (2 seeds), which is within the spread of the seeds" in answer
 
@@ -152,15 +153,15 @@ def test_the_answer_says_where_fewer_steps_are_within_the_spread():
     for seed, (bn, mn) in enumerate([(late, MN_ERRORS), (late, MN_ERRORS), (early, late)]):
         made += pair(bn, mn)
         made[-2:] = [dataclasses.replace(one, config=dataclasses.replace(one.config, seed=seed)) for one in made[-2:]]
-    [answer] = comparison.answers(groups.families(made))
+    [answer] = Outcome(made).answers
     assert "in as many steps (650 instead of 650), and" in answer
     made[-1] = record(made[-1].config, [0.4, 0.25, 0.15, 0.15])  # after 3 epochs, too: 0.33 ± 1.15 epochs fewer
-    [answer] = comparison.answers(groups.families(made))
+    [answer] = Outcome(made).answers
     assert "in 10% fewer steps (585 instead of 650, which is within the spread of the seeds), and" in answer
 
 
 def test_the_answer_where_batch_norm_has_one_seed_alone():
-    [answer] = comparison.answers(groups.families(pair(seeds=3)[:2] + pair(seeds=3)[3::2]))
+    [answer] = Outcome(pair(seeds=3)[:2] + pair(seeds=3)[3::2]).answers
     assert "5.00 points higher (3 seeds, but one of batch norm, so the spread is not known)" in answer
 
 
@@ -170,7 +171,7 @@ def test_many_comparisons_say_how_many_are_beyond_the_spread():
         for seed, error in enumerate(errors):
             made.append(record(config("bn", epochs=1, seed=seed, batch_size=8 + i), [0.2]))
             made.append(record(config("mn", epochs=1, seed=seed, batch_size=8 + i, mixture=MIXTURE), [error]))
-    [answer] = comparison.answers(groups.families(made))
+    [answer] = Outcome(made).answers
     assert "in 3, its own best accuracy is higher (by 3.00 to 5.00 points), in 2 of these by more than the spread" in answer
 
 
@@ -179,7 +180,7 @@ def test_many_comparisons_have_one_sentence():
     for i in range(5):
         for name, mixture, errors in (("bn", None, BN_ERRORS), ("mn", MIXTURE, MN_ERRORS if i else [0.9] * 4)):
             made.append(record(config(f"{name}-{i}", epochs=4, mixture=mixture, batch_size=8 + i), errors))
-    [answer] = comparison.answers(groups.families(made))
+    [answer] = Outcome(made).answers
     assert "In 4 of 5 settings" in answer
     assert "25 to 25% fewer steps" in answer
     assert "in 4, its own best accuracy is higher (by 5.00 to 5.00 points); in 1, no run got there" in answer

@@ -13,10 +13,11 @@ import pytest
 from record_helpers import BN_ERRORS, ENVIRONMENT, MIXTURE, config, curve, epoch, pair, record
 
 from mixnorm_lab import reports
-from mixnorm_lab.reports.model import comparison, groups
+from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.plots import curves
 from mixnorm_lab.reports.render import html as html_report
 from mixnorm_lab.reports.render import report as content
+from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.storage import records
 
 NAME = 'mn <script>alert("x")</script> & co'
@@ -45,7 +46,7 @@ def report(tmp_path_factory):
         )
         writer.epoch(epoch(1, 0.9))
         writer.end("not finite", seconds=1.0, message="the loss is <nan> from step 7 on")
-    path = reports.write(folder)
+    path = reports.write(folder, Outcome(records.find(folder)))
     assert path == folder / "report.html"
     return folder, path.read_text(encoding="utf-8")
 
@@ -66,7 +67,7 @@ def test_the_page_needs_nothing_else(report):
 
 def test_the_page_begins_with_the_answer(report):
     folder, page = report
-    [answer] = comparison.answers(groups.families(records.find(folder)))
+    [answer] = Outcome(records.find(folder)).answers
     assert html.escape(answer) in page
     assert page.index(html.escape(answer)) < page.index("<table>")
     assert "1 of 5 runs is not finished" in page
@@ -108,13 +109,13 @@ def test_pictures_are_the_same_each_time(report, tmp_path):
 
 def test_nothing_to_report_on(tmp_path):
     with pytest.raises(ValueError, match="mixnorm compare"):
-        reports.write(tmp_path)
+        reports.write(tmp_path, Outcome(records.find(tmp_path)))
     with pytest.raises(ValueError, match="no folder"):
-        reports.write(tmp_path / "none")
+        reports.write(tmp_path, Outcome(records.find(tmp_path / "none")))
     with records.Writer(tmp_path / "a" / "record.jsonl") as writer:
         writer.run(config(), ENVIRONMENT)
     with pytest.raises(ValueError, match="no run has finished an epoch"):
-        reports.write(tmp_path)
+        reports.write(tmp_path, Outcome(records.find(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_nothing_to_report_on(tmp_path):
 )
 def test_no_comparison_is_said_so_and_no_pictures_are_no_failure(made, words, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = html_report.build(content.assemble(made, pictures_folder=tmp_path))
+    page = html_report.build(content.assemble(Outcome(made), pictures_folder=tmp_path))
     assert words in page
     assert "matplotlib is not installed" in page
 
@@ -149,7 +150,7 @@ def test_the_cost_table_comes_with_a_table_of_bench(tmp_path):
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerow(row)
-    page = reports.write(tmp_path, records=pair()[:1], bench=bench).read_text(encoding="utf-8")
+    page = reports.write(tmp_path, Outcome(pair()[:1]), bench=bench).read_text(encoding="utf-8")
     assert "GPU, graph: steps/s" in page
     assert "250.0" in page
     assert "8.51" in page

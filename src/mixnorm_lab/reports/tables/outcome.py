@@ -1,0 +1,81 @@
+"""What came out of runs: the one object that a terminal, JSON and a page are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mixnorm_lab.reports.model import comparison
+from mixnorm_lab.reports.model.comparison import Comparison
+from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, families
+from mixnorm_lab.reports.tables import distances
+from mixnorm_lab.reports.tables.results import accuracies, speed
+from mixnorm_lab.reports.tables.table import Table
+from mixnorm_lab.storage.records import Record
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Families of classifiers by one way to evaluate them: with running statistics, or with refilled ones."""
+
+    families: Sequence[Family]
+    key: str
+
+    @cached_property
+    def comparisons(self) -> list[tuple[Family, Comparison]]:
+        """Each batch norm beside its best mixture norm."""
+        return [(family, made) for family in self.families for made in comparison.best_comparisons(family, self.key)]
+
+    @cached_property
+    def answers(self) -> list[str]:
+        return comparison.answers(self.comparisons)
+
+    @cached_property
+    def tables(self) -> list[tuple[Table, Table]]:
+        """For each family its accuracies, and the steps to batch norm's best."""
+        return [(accuracies(family, self.key), speed(family, self.key)) for family in self.families]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The families of runs, with the tables and sentences about them, each of which is made once."""
+
+    records: Sequence[Record]
+
+    @cached_property
+    def classifiers(self) -> list[Family]:
+        return families(record for record in self.records if record.config.gan is None)
+
+    @cached_property
+    def generators(self) -> list[Family]:
+        return families(record for record in self.records if record.config.gan is not None)
+
+    @cached_property
+    def plain(self) -> Evaluated:
+        return Evaluated(self.classifiers, PLAIN)
+
+    @cached_property
+    def refilled(self) -> Evaluated:
+        return Evaluated(self.classifiers, RECALIBRATED)
+
+    @cached_property
+    def distances(self) -> list[Table]:
+        """The lowest distances of each family of generators."""
+        return [distances.distances(family) for family in self.generators]
+
+    @cached_property
+    def distance_answers(self) -> list[str]:
+        return distances.answers(self.generators)
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables that a terminal shows."""
+        ways = [self.plain] + [self.refilled] * any(record.config.recalibrate for record in self.records)
+        by_family = zip(*(way.tables for way in ways), strict=True)
+        return [*(table for pairs in by_family for pair in pairs for table in pair), *self.distances]
+
+    @property
+    def answers(self) -> list[str]:
+        """The sentences that say what came out."""
+        return [*self.plain.answers, *self.distance_answers]
