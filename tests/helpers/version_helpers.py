@@ -18,7 +18,7 @@ from torch import nn
 
 import mixnorm
 
-FOLDER = Path(__file__).parent / "fixtures" / "v0_1"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "v0_1"
 BACKENDS = ("reference", "auto")
 BATCHES = 5  # of a layer's training
 STEPS = 4  # of a model's
