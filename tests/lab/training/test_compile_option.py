@@ -63,7 +63,9 @@ def test_generators_and_teams_are_not_compiled():
     source = Resident(DIGITS, 64, device="cpu")
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(ValueError, match="several processes that train together are not compiled: leave --compile out"):
-        ClassifierStep(model, optimizer, source, device=torch.device("cpu"), bf16=False, team=Team(size=2), compiled=True)
+        ClassifierStep(
+            model, optimizer, source, device=torch.device("cpu"), bf16=False, team=Team(size=2), torch_compile=True
+        )  # fmt: skip
 
 
 def test_a_configuration_says_so_only_where_it_is():
