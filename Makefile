@@ -1,10 +1,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+OLDEST = .venv-oldest
 # Python compiles what it imports; to compile all of PyTorch takes longer than to install it.
 INSTALL = $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-nightly lint bench clean
+.PHONY: demo test test-slow test-nightly test-oldest lint bench clean
 
 demo: $(VENV)/prepared
 	$(BIN)/mixnorm compare
@@ -19,6 +20,10 @@ test-slow: $(VENV)/prepared   # what takes minutes, launches of many processes a
 
 test-nightly: $(VENV)/prepared   # 12,000 random cases
 	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/library/test_properties.py
+
+# The library's tests with the oldest packages that it claims to run with. Its loops are kept apart: a numba throws away those of another.
+test-oldest: $(OLDEST)/installed
+	NUMBA_CACHE_DIR=$(abspath $(OLDEST)/numba) $(OLDEST)/bin/pytest -n 2 --dist worksteal tests/library
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -35,9 +40,15 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(INSTALL) --editable ".[dev]"
 	touch $@
 
+$(OLDEST)/installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --no-compile --quiet --disable-pip-version-check --constraint constraints-oldest.txt \
+		--editable ".[cpu]" hypothesis pytest pytest-xdist scikit-learn transformers
+	touch $@
+
 $(VENV)/prepared: $(VENV)/installed
 	$(BIN)/python -m mixnorm.prepare   # compiles the loops for the CPU, once
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,6 +1,7 @@
 """Which module may import which: the library in one order, the laboratory room by room, optional packages in few places."""
 
 import ast
+import functools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -87,6 +88,7 @@ LAB = sorted(name for name in PATHS if name.startswith("mixnorm_lab."))
 MAIN = "mixnorm.__main__"
 
 
+@functools.cache
 def imports(module):
     """(name, whether at the top level of the file) of everything that a module imports, with full names."""
     tree = ast.parse(PATHS[module].read_text())

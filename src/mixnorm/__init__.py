@@ -5,7 +5,7 @@ from mixnorm.convert import convert, freeze, recalibrate, revert, synchronize, u
 from mixnorm.distill import distill
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "MixtureNorm1d",

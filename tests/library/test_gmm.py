@@ -41,7 +41,7 @@ def test_em_equals_scikit_learn(count, dim, components, steps, backend):
     )  # fmt: skip
     with pytest.warns(Warning, match="did not converge"):
         theirs.fit(x.numpy())
-    ours = fit_mixture(x, components, em_iters=steps, init=first, min_weight=0, min_variance=0, backend=backend)
+    ours = fit_mixture(x, components, em_iters=steps, init=first, min_weight=0.0, min_variance=0.0, backend=backend)
     for mine, other in ((ours.weights, theirs.weights_), (ours.means, theirs.means_), (ours.variances, theirs.covariances_)):
         torch.testing.assert_close(mine, torch.from_numpy(other), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(ours.log_prob(x), torch.from_numpy(theirs.score_samples(x.numpy())), rtol=1e-6, atol=1e-6)
@@ -58,7 +58,7 @@ def test_likelihood_never_falls(min_variance, backend):
     mixture = GaussianMixture(mixture.weights, mixture.means, mixture.variances.clamp_min(min_variance))
     likelihood = [mixture.log_prob(x).sum()]
     for _ in range(25):
-        mixture = fit_mixture(x, 4, em_iters=1, init=mixture, min_weight=0, min_variance=min_variance, backend=backend)
+        mixture = fit_mixture(x, 4, em_iters=1, init=mixture, min_weight=0.0, min_variance=min_variance, backend=backend)
         likelihood.append(mixture.log_prob(x).sum())
     assert all(after >= before - 1e-9 * abs(before) for before, after in itertools.pairwise(likelihood))
     assert likelihood[-1] > likelihood[0]

@@ -150,7 +150,6 @@ def test_a_loss_that_is_not_finite_ends_its_run_and_not_the_others(users, tmp_pa
     assert {record.reason for record in found} == {"finished", "not finite"}
 
 
-@pytest.mark.slow
 def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_them(finished, users, tmp_path, monkeypatch):
     """One run kills its process each time, another once, one diverges, and the rest is as if they had not been there."""
     monkeypatch.setattr("mixnorm_lab.launch.run_queue.RETRIES", 1)
