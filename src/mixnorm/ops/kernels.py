@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mixnorm.ops import fit, reference
+from mixnorm.ops.fit import Options
 
 INFERENCE_MODES = ("ensemble", "mixture", "paper")
 
@@ -61,7 +62,7 @@ class Kernels:
         return None
 
     def sample_and_fit(
-        self, points: Tensor, size: int, draws: Any, components: int, options: fit.Options
+        self, points: Tensor, size: int, draws: Any, components: int, options: Options
     ) -> tuple[Tensor, Mixture]:
         """``size`` of the points (B, size, D), and their mixture from k-means++, Lloyd and EM.
 
@@ -82,11 +83,11 @@ class Kernels:
         """The points with the given numbers, (B, count, D), in at least fp32."""
         return fit.gather(points, index).to(compute_dtype(points.dtype))
 
-    def fit(self, sample: Tensor, components: int, uniforms: Tensor, options: fit.Options) -> Mixture:
+    def fit(self, sample: Tensor, components: int, uniforms: Tensor, options: Options) -> Mixture:
         """The mixture of a sample (B, s, D)."""
         return Mixture(*fit.fit(sample, components, uniforms, options))
 
-    def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
+    def em(self, sample: Tensor, start: Mixture, iterations: int, options: Options) -> Mixture:
         """EM steps from a given mixture, less the small components."""
         return Mixture(*fit.em(sample, *start, iterations, options))
 
@@ -113,7 +114,7 @@ class Kernels:
         found = Mixture(*reference.moments(x, resp))
         mixing = resp * reference.inverse_sqrt(found.weights.detach()).unsqueeze(1)
         parameters = flat_like(weight, points), flat_like(bias, points)
-        y = reference.mix_components(x, mixing, found.means, found.variances, *parameters, *form)
+        y = reference.mix_components(x, mixing, found.means, found.variances, *parameters, *form)  # type: ignore[arg-type, call-arg]
         return shaped(y, points), Mixture(*(t.detach() for t in found))
 
     def mix(
@@ -123,7 +124,7 @@ class Kernels:
         mixing = resp * reference.inverse_sqrt(mixture.weights).unsqueeze(1)
         parameters = flat_like(weight, points), flat_like(bias, points)
         x = flat(points.to(resp.dtype))
-        return shaped(reference.mix_components(x, mixing, mixture.means, mixture.variances, *parameters, *form), points)
+        return shaped(reference.mix_components(x, mixing, mixture.means, mixture.variances, *parameters, *form), points)  # type: ignore[arg-type, call-arg]
 
     def mix_backward(
         self,
@@ -145,7 +146,7 @@ class Kernels:
         with torch.enable_grad():
             mixing = resp * reference.inverse_sqrt(weights).unsqueeze(1)
             parameters = (flat_like(leaf, points) for leaf in leaves[3:])
-            y = reference.mix_components(leaves[0], mixing, *leaves[1:3], *parameters, *form)
+            y = reference.mix_components(leaves[0], mixing, *leaves[1:3], *parameters, *form)  # type: ignore[arg-type, call-arg]
         found: list[Any] = gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
         grad_x, grad_means, grad_variances, *of_parameters = found
         numbers = weights.unsqueeze(-1) * max(x.shape[1], 1)
@@ -169,7 +170,7 @@ class Kernels:
     ) -> Tensor:
         """The transform under T given mixtures."""
         x, parameters = flat(points.to(history.means.dtype)), (flat_like(weight, points), flat_like(bias, points))
-        return shaped(reference.inference(x, *history, *parameters, mode, bounded, *form), points)
+        return shaped(reference.inference(x, *history, *parameters, mode, bounded, *form), points)  # type: ignore[arg-type, call-arg]
 
     def inference_backward(
         self,
@@ -185,7 +186,7 @@ class Kernels:
         """The gradients of the points, γ and β of :meth:`inference`."""
         leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (points, weight, bias)]
         with torch.enable_grad():
-            y = Kernels.inference(self, leaves[0], history, *leaves[1:], form, mode, bounded)
+            y = Kernels.inference(self, leaves[0], history, *leaves[1:], form, mode, bounded)  # type: ignore[call-arg]
         return gradients(y, leaves, [True] * 3, grad, create_graph=False)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:

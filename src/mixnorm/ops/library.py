@@ -127,7 +127,8 @@ def em(
     kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     options = Options(lloyd_iters, em_iters, min_variance, min_weight)
-    return tuple(_kernels(kernels).em(sample, Mixture(weights, means, variances), iterations, options))
+    found = _kernels(kernels).em(sample, Mixture(weights, means, variances), iterations, options)
+    return found.weights, found.means, found.variances
 
 
 @em.register_fake

@@ -30,8 +30,7 @@ def errors(case: Case, variant: Variant, device: str) -> tuple[float | None, flo
         assert variant.num_components is not None
         mixture = given_mixture(x, variant.num_components)
         found = transform(x, upstream, mixture, variant.backend)
-        weights, means, variances = (t.double() for t in mixture)
-        exact = transform(_double(x), upstream.double(), (weights, means, variances), "reference")
+        exact = transform(_double(x), upstream.double(), Mixture(*(t.double() for t in mixture)), "reference")
     else:
         norm = make_norm(case, variant, x.device)
         found = batch_norm(norm, x, upstream)

@@ -111,7 +111,7 @@ def make_norm(case: Case, variant: Variant, device: torch.device) -> nn.Module:
         num_components=variant.num_components,
         em_iters=case.em_iters,
         history=HISTORY,
-        backend=variant.backend,
+        backend=cast(Any, variant.backend),  # checked when the option was read
     )
 
 

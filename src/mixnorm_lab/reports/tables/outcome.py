@@ -11,8 +11,8 @@ from mixnorm_lab.reports.model.comparison import Comparison
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, families
 from mixnorm_lab.reports.tables import distances
 from mixnorm_lab.reports.tables.results import accuracies, speed
-from mixnorm_lab.tables import Table
 from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Table
 
 
 @dataclass(frozen=True)
