@@ -17,7 +17,9 @@ def prepare() -> None:
         for memory_format in (torch.contiguous_format, torch.channels_last):
             x = torch.randn(8, 4, 4, 4).contiguous(memory_format=memory_format).requires_grad_()
             layer.train()(x).sum().backward()
-            layer.eval()(x)
+            layer.eval()(x.detach())  # γ and β have a gradient
+            with torch.no_grad():
+                layer(x)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,12 @@ def em(sample, mixture, *, iterations, min_variance, min_weight, backend="auto")
     return kernels.em(sample, Mixture(*mixture), iterations, fit.Options(0, 0, min_variance, min_weight))
 
 
-def em_step(points, mixture, *, backend="auto"):
-    return kernels_for(points, mixture[0].shape[1], backend).em_step(points, Mixture(*mixture))
+def em_step(points, mixture, *, history=None, backend="auto"):
+    kernels = kernels_for(points, mixture[0].shape[1], backend)
+    resp, found = kernels.em_step(points, Mixture(*mixture))
+    if history is not None:
+        kernels.push(Mixture(*history[0]), found, history[1])
+    return resp, found
 
 
 def normalize(points, resp, weight, bias, *, statistics=None, backend="auto", **options):

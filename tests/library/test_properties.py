@@ -183,6 +183,7 @@ def ensemble(x, weights, means, variances, tau, eps):
 def test_evaluation_is_the_mean_of_the_transforms(channels, history, batches, momentum, seed):
     g = torch.Generator().manual_seed(seed)
     layer = MixtureNorm1d(channels, history=history, momentum=momentum, backend="reference").double()
+    layer.bounded = False  # these batches differ in their scale
     torch.manual_seed(seed)
     for _ in range(batches):
         layer(torch.randn(40, channels, generator=g, dtype=torch.float64) * torch.rand(1, generator=g) * 5)

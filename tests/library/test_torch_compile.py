@@ -296,8 +296,8 @@ def normalize_inputs(*, points=None, weight=True, bias=True):
     return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None
 
 
-OPTIONS = (1e-5, "silu", "output", "auto")
-FIT = (1, 2, 1e-5, 0.01, "auto")  # Lloyd and EM iterations, floors, backend
+OPTIONS = (1e-5, "silu", "output", "numba")
+FIT = (1, 2, 1e-5, 0.01, "numba")  # Lloyd and EM iterations, floors, backend
 DRAWS = torch.rand(100, generator=torch.Generator().manual_seed(0))
 CALLS = {
     "sample_and_fit": lambda: (
@@ -312,33 +312,33 @@ CALLS = {
         library.sample_and_fit,
         (rand(*POINTS, dtype=torch.bfloat16), 16, DRAWS[: 17 + 2 * reference_fit.num_uniforms(K)], K, *FIT),
     ),
-    "em": lambda: (library.em, (rand(2, 21, 5), *mixture(), 2, 1e-5, 0.01, "auto")),
-    "em_step": lambda: (library.em_step, (rand(*POINTS), *mixture(), "auto")),
+    "em": lambda: (library.em, (rand(2, 21, 5), *mixture(), 2, 1, 1, 1e-5, 0.01, "numba")),
+    "em_step": lambda: (library.em_step, (rand(*POINTS), *mixture(), "numba")),
     "em_step of the reference": lambda: (library.em_step, (rand(*POINTS), *mixture(), "reference")),
-    "normalize": lambda: (library._normalize, (*normalize_inputs(), *OPTIONS)),
-    "normalize without parameters": lambda: (library._normalize, (*normalize_inputs(weight=False, bias=False), *OPTIONS)),
-    "normalize without a shift": lambda: (library._normalize, (*normalize_inputs(bias=False), *OPTIONS)),
+    "normalize": lambda: (library.transform, (*normalize_inputs(), *OPTIONS)),
+    "normalize without parameters": lambda: (library.transform, (*normalize_inputs(weight=False, bias=False), *OPTIONS)),
+    "normalize without a shift": lambda: (library.transform, (*normalize_inputs(bias=False), *OPTIONS)),
     "normalize of channels first": lambda: (
-        library._normalize,
+        library.transform,
         (*normalize_inputs(points=rand(2, 3, 5, 7).mT), *OPTIONS),
     ),
     "normalize of a slice": lambda: (
-        library._normalize,
+        library.transform,
         (*normalize_inputs(points=rand(2, 3, 7, 10)[..., ::2].detach()), *OPTIONS),
     ),
     "normalize_backward": lambda: (
-        library.normalize_backward,
+        library.transform_backward,
         (rand(*POINTS, seed=10), *(t.detach() for t in normalize_inputs()), *OPTIONS),
     ),
     "inference": lambda: (
-        library._inference,
-        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), "ensemble", *OPTIONS),
+        library.inference,
+        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), *OPTIONS[:3], "ensemble", True, "numba"),
     ),
     "inference without parameters": lambda: (
-        library._inference,
-        (rand(*POINTS), *history(), None, None, "mixture", *OPTIONS),
+        library.inference,
+        (rand(*POINTS), *history(), None, None, *OPTIONS[:3], "mixture", False, "numba"),
     ),
-    "push": lambda: (library._push, (*history()[:3], *mixture(), torch.tensor(3), "auto")),
+    "push": lambda: (library.push, (*history()[:3], *mixture(), torch.tensor(3), "numba")),
 }
 
 

@@ -113,12 +113,18 @@ def test_a_models_state_dict_of_version_0_1_loads(name, backend):
     model = convert(name, backend, known["before"][name])
     model.load_state_dict(known[backend][name]["state"], strict=True)
     assert_matches(
-        {"output": evaluate(model, images(50))}, {"output": known[backend][name]["trained"]}, LAYERS["float32"], backend
+        {"evaluation": evaluate(model, images(50))},
+        {"evaluation": known[backend][name]["trained"]},
+        LAYERS["float32"],
+        backend,
     )
     mixnorm.revert(model)
     assert_matches(model.state_dict(), known[backend][name]["reverted state"], LAYERS["float32"], backend)
     new = MODELS[name][0]()
     new.load_state_dict(known[backend][name]["reverted state"], strict=True)
     assert_matches(
-        {"output": evaluate(new, images(50))}, {"output": known[backend][name]["reverted"]}, LAYERS["float32"], backend
+        {"evaluation": evaluate(new, images(50))},
+        {"evaluation": known[backend][name]["reverted"]},
+        LAYERS["float32"],
+        backend,
     )

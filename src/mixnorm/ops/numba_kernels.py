@@ -47,6 +47,7 @@ class NumbaKernels(FastKernels):
     ) -> tuple[Tensor, Mixture]:
         sample = self.sample(points, size, draws)
         lloyd_iters, em_iters, min_variance, min_weight = options
+        min_variance, min_weight = float(min_variance), float(min_weight)  # loops are compiled again for another type
         if components == 1:  # nothing to seed and nothing to iterate
             lloyd_iters = em_iters = 0
         uniforms, found = draws[size + 1 :].view(points.shape[0], -1), _empty_mixture(sample, components)
@@ -75,8 +76,8 @@ class NumbaKernels(FastKernels):
                 threads,
                 x,
                 iterations,
-                options.min_variance,
-                options.min_weight,
+                float(options.min_variance),
+                float(options.min_weight),
                 reference.MIN_VARIANCE,
                 *arrays,
             )
@@ -107,7 +108,7 @@ class NumbaKernels(FastKernels):
         with _LOCK:
             numba_loops.mix(
                 *arrays,
-                form.eps,
+                float(form.eps),
                 form.affine_mode == "statistics",
                 _ACTIVATIONS[form.activation],
                 out,
@@ -148,7 +149,7 @@ class NumbaKernels(FastKernels):
         with _LOCK:
             numba_loops.evaluate(
                 *arrays,
-                form.eps,
+                float(form.eps),
                 form.affine_mode == "statistics",
                 _ACTIVATIONS[form.activation],
                 *options,
@@ -199,7 +200,7 @@ def _flat_history(history: History, form: Form, mode: str, bounded: bool) -> tup
     log_weights, factor = reference.inference_factors(history.weights, history.tau, mode=mode)
     tensors = [t.flatten(1, 2) for t in (log_weights, factor, history.means, history.variances)]
     log_weights, factor, means, variances = tensors
-    floor = max(form.eps, reference.MIN_VARIANCE)
+    floor = max(float(form.eps), reference.MIN_VARIANCE)
     if mode == "ensemble":
         farthest = reference.farthest(means.shape[2]) if bounded else float("inf")
         return log_weights, factor, history.tau, means, variances, floor, history.weights.shape[2], farthest
@@ -226,14 +227,14 @@ def _gradient(
     grad_points = torch.empty_like(x)
     lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64)
     given = _arrays(x, grad, resp, factor, *components, weight, bias)
-    options = form.eps, form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
+    options = float(form.eps), form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
     with _LOCK:
         numba_loops.gradient_lines(*given, *options, of_batch, *_arrays(lines, grad_weight, grad_bias, like=x)[1:])
     if over_ranks is not None:  # it adds up what all implementations agree on
-        scale = factor[:, None, :, None].double()
-        lines *= scale
-        over_ranks(lines)
-        lines = torch.where(scale > 0, lines / scale, 0)
+        scale = factor[:, None, :, None]
+        shared = (lines * scale).to(resp.dtype)
+        over_ranks(shared)
+        lines = torch.where(scale > 0, shared / scale, 0).double()
     with _LOCK:
         numba_loops.gradient_points(*given, *options, *_arrays(lines, grad_points)[1:])
     return grad_points.to(points.dtype), grad_weight, grad_bias
@@ -265,6 +266,8 @@ def _arrays(*tensors: Tensor | None, like: Tensor | None = None) -> list[Any]:
             continue
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
+        if tensor.dim() < 4 and not tensor.is_contiguous():  # a loop is compiled again for each layout: only points have any
+            tensor = tensor.contiguous()
         size, dtype = tensor.element_size(), tensor.dtype
         memory = SimpleNamespace(
             __array_interface__={
