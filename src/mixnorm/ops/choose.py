@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import warnings
 from typing import Literal, get_args
@@ -60,15 +59,20 @@ def kernels_for(
     return found
 
 
-@functools.cache
+_compiled: list[Kernels] = []  # the kernels for a CPU, once they were asked for
+
+
 def _numba() -> Kernels:
     """The compiled loops; the reference where numba is there and cannot be used."""
-    try:
-        from mixnorm.ops.numba_kernels import NUMBA
-    except Exception as error:  # whatever an installation breaks on: training goes on, more slowly
-        warnings.warn(f"numba cannot be used here, so that plain PyTorch takes its place: {error}", stacklevel=2)
-        return REFERENCE
-    return NUMBA
+    if not _compiled:
+        try:
+            from mixnorm.ops.numba_kernels import NUMBA
+
+            _compiled.append(NUMBA)
+        except Exception as error:  # whatever an installation breaks on: training goes on, more slowly
+            warnings.warn(f"numba cannot be used here, so that plain PyTorch takes its place: {error}", stacklevel=3)
+            _compiled.append(REFERENCE)
+    return _compiled[0]
 
 
 def is_followed(points: Tensor) -> bool:
