@@ -47,7 +47,8 @@ $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 	touch $@
 
 $(VENV)/prepared: $(VENV)/installed
-	$(BIN)/python -m mixnorm.prepare   # compiles the loops for the CPU, once
+	# Compiles the loops for the CPU, once; those for fp64, which only tests use, beside.
+	$(BIN)/python -m mixnorm.prepare float64 & $(BIN)/python -m mixnorm.prepare && wait
 	touch $@
 
 clean:

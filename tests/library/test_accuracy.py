@@ -1,58 +1,7 @@
-"""Right numbers for inputs that are hard in fp32: every implementation of evaluation against fp64."""
+"""Right numbers on a CPU for inputs that are hard in fp32; ``ops/test_triton_accuracy`` has the same for a GPU."""
 
-import kernel_helpers as ops
 import pytest
-import torch
-from triton_helpers import DEVICE
-
-from mixnorm import MixtureNorm2d
-from mixnorm.ops import reference
-
-CHANNELS = 32
-DTYPES = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 6e-4}  # and relative: the rounding of the result
-
-
-def normal(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def mask(seed):
-    return (torch.rand(8, 1, 8, 8, generator=torch.Generator().manual_seed(seed)) > 0.5).float()
-
-
-def correlated(scale):
-    directions = normal(CHANNELS, 4, seed=1000)
-    return lambda seed: scale * torch.einsum("nkhw,ck->nchw", normal(8, 4, 8, 8, seed=seed), directions).relu()
-
-
-def noise(seed):
-    return normal(8, CHANNELS, 8, 8, seed=seed)
-
-
-INPUTS = {
-    "ReLU × 10": lambda seed: 10 * (noise(seed) - 0.5).relu(),
-    "ReLU × 100": lambda seed: 100 * (noise(seed) - 0.5).relu(),
-    "correlated ReLU": correlated(1),
-    "correlated ReLU × 10": correlated(10),
-    "correlated ReLU × 100": correlated(100),
-    "background of zeros": lambda seed: mask(seed) * (1000 + noise(seed)),
-    "modes 1,000 apart": lambda seed: 1000 * mask(seed) + noise(seed),
-    "modes 10,000 apart": lambda seed: 1e4 * mask(seed) + noise(seed),
-    "mean of 10,000 deviations": lambda seed: noise(seed) + 1e4,
-    "constant channels": lambda seed: noise(seed) * (torch.arange(CHANNELS) % 3 > 0).view(-1, 1, 1) + 7,
-    "scales from 1e-3 to 1e3": lambda seed: noise(seed) * torch.logspace(-3, 3, CHANNELS).view(-1, 1, 1),
-    "outliers": lambda seed: noise(seed) + 1e4 * (normal(8, 1, 8, 8, seed=seed + 50) > 2.5),
-}
-
-
-def history_of(make, dtype, **options):
-    torch.manual_seed(0)
-    layer = MixtureNorm2d(CHANNELS, history=4, backend="reference", **options)
-    with torch.no_grad():
-        for seed in range(4):
-            layer(make(seed).to(dtype))
-    weights, tau = layer.slot_weights()
-    return [t.unsqueeze(0) for t in (weights, layer.history_means, layer.history_vars, tau)]
+from hard_inputs import DTYPES, INPUTS, errors_of
 
 
 @pytest.mark.parametrize("activation", [None, "relu"])
@@ -60,18 +9,5 @@ def history_of(make, dtype, **options):
 @pytest.mark.parametrize("name", INPUTS)
 def test_evaluation(name, dtype, activation):
     """The error is at most four times the reference's in the same dtype, plus the rounding of the result."""
-    make = INPUTS[name]
-    history = history_of(make, dtype)
-    x = make(9).to(dtype).flatten(2).transpose(1, 2).unsqueeze(0)
-    assert x.isfinite().all()
-    options = {"mode": "ensemble", "bounded": True, "eps": 1e-5, "activation": activation, "affine_mode": "output"}
-    exact = reference.inference(x.double().flatten(1, 2), *(t.double() for t in history), None, None, **options)
-    largest = exact.abs().max().clamp_min(1)
-    errors = {}
-    for backend in ("reference", "auto", "triton"):
-        found = ops.inference(x.to(DEVICE), *(t.to(DEVICE) for t in history), None, None, backend=backend, **options)
-        errors[backend] = ((found.cpu().double().flatten(1, 2) - exact).abs().max() / largest).item()
-    # The interpreter cuts bf16 off where a GPU rounds: twice the error.
-    allowed = 4 * errors["reference"] + DTYPES[dtype]
-    assert errors["auto"] <= allowed, errors
-    assert errors["triton"] <= allowed, errors
+    plain, found = errors_of(name, dtype, activation, "auto")
+    assert found <= 4 * plain + DTYPES[dtype]

@@ -26,7 +26,7 @@ MIN_VARIANCE = 1e-12
 # A mean beyond this keeps its batch out of a history: in fp32 the square of a distance from it would not be finite.
 LARGEST_MEAN = 1e16
 STEADY = 0.5  # a slot's least share of the variance of all slots, for inference="steady"
-WHOLE = 0.999  # the weights of a slot that add up to more than this add up to 1, but for rounding
+WHOLE = 0.98  # the weights of a slot that add up to more than this add up to 1, but for rounding, which may be bf16's
 
 
 def log_densities(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
@@ -226,8 +226,8 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
 
 def slot_share(weights: Tensor) -> Tensor:
     """How much each slot's batch counts (...), from its weights (..., K): 1, or less for a batch of few points."""
-    share = weights.sum(-1)
-    return torch.where((share > 0) & (share < WHOLE), share, 1.0)
+    share = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
+    return torch.where((share > 0) & (share < WHOLE), share, 1.0).to(weights.dtype)
 
 
 def steady_variances(weights: Tensor, means: Tensor, variances: Tensor, tau: Tensor) -> Tensor:
