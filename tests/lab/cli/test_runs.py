@@ -9,11 +9,11 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import requests
 import torch
 from cli_helpers import QUICK, invoke, measured, mistake, start
 from data_helpers import write_official
@@ -346,10 +346,10 @@ def test_an_archive_with_another_checksum(tmp_path):
 
 def test_data_that_cannot_be_downloaded(tmp_path, monkeypatch):
     def offline(*_, **__):
-        raise urllib.error.URLError("no network")
+        raise requests.ConnectionError("no network")
 
     monkeypatch.setenv("MIXNORM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(download.urllib.request, "urlopen", offline)
+    monkeypatch.setattr(requests, "get", offline)
     for arguments in (["compare", "--data", "cifar10"], ["reproduce", "cifar-cnn/cifar10/bn-2"], ["data", "cifar10"]):
         sentence = mistake(*arguments, *([] if arguments[0] == "data" else ["--out", tmp_path / "out"]))
         assert re.search(r"cannot be reached \(no network\): without a network, get cifar-10-python.tar.gz", sentence)
