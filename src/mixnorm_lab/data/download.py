@@ -166,5 +166,10 @@ def _connect(url: str, part: _Part) -> None:
 
 def _reason(error: BaseException) -> str:
     """What the system says about an error, below what libraries say of it; their words where it says nothing."""
-    cause = error.__cause__ or error.__context__
-    return getattr(error, "strerror", None) or (_reason(cause) if cause else str(error))
+    below: BaseException | None = error
+    while below is not None:
+        said = getattr(below, "strerror", None)
+        if said and isinstance(below, OSError) and not isinstance(below, FileNotFoundError):
+            return str(said)
+        below = below.__cause__ or below.__context__
+    return str(error)
