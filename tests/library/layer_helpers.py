@@ -3,13 +3,14 @@
 import torch
 from torch import nn
 
-INFERENCE = ("ensemble", "mixture", "paper", "pooled")
+INFERENCE = ("ensemble", "mixture", "paper", "pooled", "steady")
 SEEDING = ("kmeans++", "warm")
 CHANNELS = 4
 
 # Every population, in every mode of inference where it has a history.
 CONFIGURATIONS = [
     *({"population": population, "inference": mode} for population in ("batch", "channel") for mode in INFERENCE),
+    {"population": "batch", "inference": "ensemble", "bias": False},
     {"population": "instance"},
     {"population": "layer"},
     {"population": "group", "num_groups": 2},
@@ -32,6 +33,7 @@ def trained(layer, batches=3, *shape, seed=0):
     torch.manual_seed(seed)
     if layer.affine:
         nn.init.uniform_(layer.weight, 0.5, 1.5)
+    if layer.bias is not None:
         nn.init.uniform_(layer.bias, -1, 1)
     layer.train()
     with torch.no_grad():

@@ -65,7 +65,7 @@ class NumbaKernels(FastKernels):
             return super().sample(points, size, draws)
         sample = points.new_empty(batch, size, dim)
         with _LOCK:
-            numba_loops.sample(*_arrays(points, draws, sample.unsqueeze(2)))
+            numba_loops.sample(*_arrays(_laid_out(points, points.dtype), draws, sample.unsqueeze(2)))
         return sample
 
     def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
@@ -84,7 +84,7 @@ class NumbaKernels(FastKernels):
         return found
 
     def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
-        points = points.to(mixture.means.dtype)
+        points = _laid_out(points, mixture.means.dtype)
         resp = points.new_empty(points.shape[0], points.shape[1] * points.shape[2], mixture.weights.shape[1])
         found = _empty_mixture(points, resp.shape[2])
         threads, x, *arrays = _arrays(points, *mixture, resp, *found)
@@ -93,7 +93,7 @@ class NumbaKernels(FastKernels):
         return resp, found
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
-        points = points.to(resp.dtype)
+        points = _laid_out(points, resp.dtype)
         found = _empty_mixture(points, resp.shape[2])
         with _LOCK:
             numba_loops.moments(*_arrays(points, resp, *found))
@@ -102,7 +102,7 @@ class NumbaKernels(FastKernels):
     def mix(
         self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
     ) -> Tensor:
-        x = points.to(resp.dtype)
+        x = _laid_out(points, resp.dtype)
         y = torch.empty_like(x)
         *arrays, out = _arrays(x, resp.contiguous(), *mixture, weight, bias, y)
         with _LOCK:
@@ -142,7 +142,7 @@ class NumbaKernels(FastKernels):
         mode: str,
         bounded: bool,
     ) -> Tensor:
-        x = points.to(history.means.dtype)
+        x = _laid_out(points, history.means.dtype)
         log_weights, factor, slots, means, variances, *options = _flat_history(history, form, mode, bounded)
         y = torch.empty_like(x)
         *arrays, out = _arrays(x, log_weights, factor, slots, means, variances, weight, bias, y)
@@ -168,7 +168,7 @@ class NumbaKernels(FastKernels):
         mode: str,
         bounded: bool,
     ) -> list[Tensor | None]:
-        x = points.detach().to(history.means.dtype)
+        x = _laid_out(points.detach(), history.means.dtype)
         log_weights, factor, slots, means, variances, *options = _flat_history(history, form, mode, bounded)
         resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], means.shape[1])
         *arrays, out = _arrays(x, log_weights, slots, means, variances, resp)
@@ -220,7 +220,7 @@ def _gradient(
     over_ranks: Callable[[Tensor], None] | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of the points, γ and β. ``of_batch``: μ and σ² are the points' own statistics, with factor 1/√λ."""
-    x, grad = points.detach().to(resp.dtype), grad.to(resp.dtype)
+    x, grad = _laid_out(points.detach(), resp.dtype), grad.to(resp.dtype)
     if grad.stride() != x.stride():  # the loops are compiled for two tensors of one layout
         grad = torch.empty_like(x).copy_(grad)
     grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
@@ -238,6 +238,14 @@ def _gradient(
     with _LOCK:
         numba_loops.gradient_points(*given, *options, *_arrays(lines, grad_points)[1:])
     return grad_points.to(points.dtype), grad_weight, grad_bias
+
+
+def _laid_out(points: Tensor, dtype: torch.dtype) -> Tensor:
+    """Points as the loops take them: row after row, or with any strides. For a third layout they would be compiled again."""
+    points = points.to(dtype)
+    if not points.is_contiguous() and points.permute(3, 2, 1, 0).is_contiguous():  # column after column: a single image
+        return points.contiguous()
+    return points
 
 
 def _empty_mixture(points: Tensor, components: int) -> Mixture:

@@ -304,7 +304,7 @@ def _remaining_stretches(x: Any, b: int, index: Any, closest: Any, stretches: in
 
 @_serial
 def _seed(x: Any, b: int, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
-    """Greedy k-means++, as ``reference_fit.seed``: x is (B, m, 1, D)."""
+    """Greedy k-means++, as ``fit.seed``: x is (B, m, 1, D)."""
     points, dim, components = x.shape[1], x.shape[3], centers.shape[1]
     closest, index = np.full(points, np.inf), np.zeros(candidates, np.int64)
     remaining = np.empty((candidates, points))
@@ -383,7 +383,7 @@ def _raise_to(variances: Any, floor: float) -> None:
 
 @_serial
 def _prune(weights: Any, means: Any, variances: Any, min_weight: float) -> None:
-    """As ``reference_fit.prune``, in place."""
+    """As ``fit.prune``, in place."""
     for b in range(weights.shape[0]):
         largest, kept = weights[b, 0], 0.0
         for k in range(weights.shape[1]):

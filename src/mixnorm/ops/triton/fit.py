@@ -1,4 +1,4 @@
-"""The fit in one launch: sample, greedy k-means++, Lloyd and EM: ``reference_fit.fit``."""
+"""The fit in one launch: sample, greedy k-means++, Lloyd and EM: ``ops.fit.fit``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixnorm.ops import fit as reference_fit
+from mixnorm.ops import fit as fitting
 from mixnorm.ops import reference
 from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton import tiles
@@ -98,7 +98,7 @@ def _plan(
 ) -> Plan:  # fmt: skip
     batch, outer, inner, dim = points.shape
     count = outer * inner
-    candidates = reference_fit.num_candidates(components)
+    candidates = fitting.num_candidates(components)
     shape = tiles.tile(points._replace(dtype=torch.float32, strides=(0, dim, dim, 1)), components, "fit")  # of the sample
     way = tiles.walk(points, shape)
     rows = shape.W * shape.R
@@ -114,7 +114,7 @@ def _plan(
         "K_PAD": power_of_two(components),
         "CANDIDATES": candidates,
         "CANDIDATES_PAD": power_of_two(candidates),
-        "UNIFORMS": reference_fit.num_uniforms(components),
+        "UNIFORMS": fitting.num_uniforms(components),
         "PER_BLOCK": per_block,
         "BLOCKS_PAD": power_of_two(blocks),
         "PROGRAMS_PAD": power_of_two(programs),
