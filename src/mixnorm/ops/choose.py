@@ -86,6 +86,8 @@ def is_followed(points: Tensor) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
+    if torch._C._functorch.is_legacy_batchedtensor(points):  # a gradient of autograd.grad(is_grads_batched=True)
+        return True
     return torch._C._len_torch_dispatch_stack() > 0 or type(points) not in (Tensor, nn.Parameter)
 
 
