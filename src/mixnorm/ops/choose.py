@@ -59,20 +59,21 @@ def kernels_for(
     return found
 
 
-_compiled: list[Kernels] = []  # the kernels for a CPU, once they were asked for
+_broken = False  # whether numba is there and could not be imported
 
 
 def _numba() -> Kernels:
     """The compiled loops; the reference where numba is there and cannot be used."""
-    if not _compiled:
-        try:
-            from mixnorm.ops.numba_kernels import NUMBA
-
-            _compiled.append(NUMBA)
-        except Exception as error:  # whatever an installation breaks on: training goes on, more slowly
-            warnings.warn(f"numba cannot be used here, so that plain PyTorch takes its place: {error}", stacklevel=3)
-            _compiled.append(REFERENCE)
-    return _compiled[0]
+    global _broken
+    if _broken:
+        return REFERENCE
+    try:
+        from mixnorm.ops.numba_kernels import NUMBA
+    except Exception as error:  # whatever an installation breaks on: training goes on, more slowly
+        _broken = True
+        warnings.warn(f"numba cannot be used here, so that plain PyTorch takes its place: {error}", stacklevel=3)
+        return REFERENCE
+    return NUMBA
 
 
 def is_followed(points: Tensor) -> bool:
