@@ -44,3 +44,4 @@ def test_storages_stay_resizable():
     layer(x)
     for tensor in (x, layer.weight):
         tensor.untyped_storage().resize_(0)
+        assert tensor.untyped_storage().size() == 0
