@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 import mixnorm
-from mixnorm.layers import _MixtureNorm
+from mixnorm.mixture_norm import _MixtureNorm
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.storage import checkpoint
 from mixnorm_lab.training import build

@@ -40,6 +40,7 @@ LIBRARY = [
     "fisher",
     "functional",
     "history",
+    "mixture_norm",
     "layers",
     "convert",
     "distill",

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, _MixtureNorm
+from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
+from mixnorm.mixture_norm import _MixtureNorm
 from mixnorm.ops.reference import taken_together
 
 Select = str | Sequence[str] | Callable[[str, nn.Module], bool] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mixnorm.layers import _MixtureNorm
+from mixnorm.mixture_norm import _MixtureNorm
 from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.reference import MIN_VARIANCE, taken_together
 

@@ -122,8 +122,9 @@ def mixture_inference(
             means.detach().reshape(-1, *means.shape[-3:]).to(dtype),
             variances.detach().reshape(-1, *means.shape[-3:]).to(dtype),
             slot_weights.detach().to(dtype).expand(*lead, *slots).reshape(-1, *slots),
+            mode,
         )
-        y = kernels.inference(points, history, weight, bias, Form(eps, activation, affine_mode), mode, False)
+        y = kernels.inference(points, history, weight, bias, Form(eps, activation, affine_mode))
     return y.reshape(x.shape)
 
 

@@ -37,6 +37,7 @@ class MixtureHistory(nn.Module):
     inference: str
     population: str
     backend: str
+    bounded = True  # a slot of the history counts for less where it is far from a point; False is for measurements
     # The history: None where none is kept, and then never looked at.
     history_weights: Tensor
     history_means: Tensor
@@ -191,24 +192,21 @@ class MixtureHistory(nn.Module):
         """The history's λ (..., T, K) and τ (..., T), Eq. (decay_factor), over the slots that are filled."""
         return reference.slot_weights(self.history_weights, self.decay)
 
-    def for_evaluation(self, kernels: Kernels, dtype: torch.dtype) -> History:
+    def for_evaluation(self, kernels: Kernels, dtype: torch.dtype, mode: str) -> History:
         """The mixtures that an evaluation uses, as ``inference`` says."""
         (weights, means, variances), _ = self.queues()
         pooled = self.pooled_mixture() if self.inference == "pooled" else None
-        if pooled is not None:  # a history of one
-            one = pooled.weights, pooled.means, pooled.variances
-            weights, means, variances = (t.unsqueeze(-2 if t is pooled.weights else -3) for t in one)
-            if self.population == "batch":
-                weights, means, variances = (t.unsqueeze(0) for t in (weights, means, variances))
-            tau = torch.ones_like(weights[..., 0])
-        else:
+        if pooled is None:
             weights, tau = kernels.slot_weights(weights, self.decay)
-        history = History(*(t.to(dtype) for t in (weights, means, variances, tau)))
-        if self.inference == "steady":
-            history = history._replace(variances=reference.steady_variances(*history))
-        if torch.is_grad_enabled():  # a training batch may come in before the gradient is asked for
-            history = History(*(t.clone() for t in history))
-        return history
+        else:  # a history of one
+            shape = (weights.shape[0], 1, self.num_components)
+            weights, tau = pooled.weights.reshape(shape), pooled.weights.new_ones(shape[:2])
+            means, variances = pooled.means.reshape(*shape, -1), pooled.variances.reshape(*shape, -1)
+        # Copies where there may be a gradient: a training batch may come in before it is asked for.
+        copy = torch.is_grad_enabled()
+        tensors = (weights.to(dtype), means.to(dtype, copy=copy), variances.to(dtype, copy=copy), tau.to(dtype))
+        history = History(*tensors, mode, self.bounded)
+        return history._replace(variances=reference.steady_variances(*tensors)) if self.inference == "steady" else history
 
     def pooled_mixture(self) -> GaussianMixture | None:
         """One mixture of the kept samples of the last T batches, fitted once.

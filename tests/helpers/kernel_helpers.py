@@ -47,8 +47,8 @@ def transform_batch(points, mixture, weight, bias, *, history=None, backend="aut
 def inference(points, weights, means, variances, tau, weight, bias, *, mode, bounded=False, backend="auto", **options):
     per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
     kernels = kernels_for(points, weights.shape[2], backend, per_feature=per_feature, mode=mode)
-    history = History(weights, means, variances, tau)
-    return kernels.inference(points, history, weight, bias, form(**options), mode, bounded)
+    history = History(weights, means, variances, tau, mode, bounded)
+    return kernels.inference(points, history, weight, bias, form(**options))
 
 
 def push(queues, newest, tracked, *, backend="auto"):

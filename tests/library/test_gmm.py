@@ -242,6 +242,17 @@ def test_a_warm_start_places_unused_components_anew(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_the_layout_of_a_start_does_not_matter(backend):
+    x, _ = blobs(300, 3, 2)
+    init = start(x, 2)
+    columns = GaussianMixture(init.weights, init.means.T.contiguous().T, init.variances.T.contiguous().T)
+    found, expected = (fit_mixture(x, 2, em_iters=3, init=i, min_weight=0, backend=backend) for i in (columns, init))
+    torch.testing.assert_close(found.means, expected.means, rtol=0, atol=0)
+    torch.testing.assert_close(found.variances, expected.variances, rtol=0, atol=0)
+    assert not torch.equal(found.means, init.means)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_degenerate_points_give_finite_mixtures(backend):
     same = torch.ones(20, 3)
     few = torch.tensor([[0.0], [1.0]]).repeat(10, 1)

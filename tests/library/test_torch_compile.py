@@ -12,6 +12,7 @@ import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm.ops import fit as reference_fit
 from mixnorm.ops import library
+from mixnorm.ops.kernels import Form
 from mixnorm_lab.models import CifarCNN
 
 SHAPE = (4, 4, 6, 5)
@@ -296,7 +297,8 @@ def normalize_inputs(*, points=None, weight=True, bias=True):
     return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None
 
 
-OPTIONS = (1e-5, "silu", "output", "numba")
+FORM = library._numbers(Form(1e-5, "silu", "output"))
+OPTIONS = (FORM, "numba")
 FIT = (1, 2, 1e-5, 0.01, "numba")  # Lloyd and EM iterations, floors, backend
 DRAWS = torch.rand(100, generator=torch.Generator().manual_seed(0))
 CALLS = {
@@ -332,11 +334,11 @@ CALLS = {
     ),
     "inference": lambda: (
         library.inference,
-        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), *OPTIONS[:3], "ensemble", True, "numba"),
+        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), FORM, "ensemble", True, "numba"),
     ),
     "inference without parameters": lambda: (
         library.inference,
-        (rand(*POINTS), *history(), None, None, *OPTIONS[:3], "mixture", False, "numba"),
+        (rand(*POINTS), *history(), None, None, FORM, "mixture", False, "numba"),
     ),
     "push": lambda: (library.push, (*history()[:3], *mixture(), torch.tensor(3), "numba")),
 }

@@ -60,11 +60,7 @@ class Transform(torch.autograd.Function):
         else:
             mixture = Mixture(weights, means, variances)
             found = ctx.kernels.mix_backward(grad, points, resp, mixture, weight, bias, ctx.form)
-        of_points, *of_parameters = found
-        return (of_points if wanted[0] else None), None, None, None, None, *_like(of_parameters, (weight, bias)), *_REST
-
-
-_REST = (None, None, None)  # kernels, form and ranks have no gradient
+        return _of_inputs(found, wanted, (weight, bias), others=3)
 
 
 @once_differentiable
@@ -96,39 +92,29 @@ class Evaluate(torch.autograd.Function):
         tau: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        kernels: FastKernels,
-        form: Form,
         mode: str,
         bounded: bool,
+        kernels: FastKernels,
+        form: Form,
     ) -> Tensor:
-        return kernels.evaluate(points, History(weights, means, variances, tau), weight, bias, form, mode, bounded)
+        return kernels.evaluate(points, History(weights, means, variances, tau, mode, bounded), weight, bias, form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[:7])
-        ctx.kernels, *ctx.options = inputs[7:]
+        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = inputs[7:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         points, *mixtures, weight, bias = ctx.saved_tensors
-        history, wanted = History(*mixtures), ctx.needs_input_grad
+        history, wanted = History(*mixtures, ctx.mode, ctx.bounded), ctx.needs_input_grad  # type: ignore[call-arg]
         if torch.is_grad_enabled() or is_followed(grad):
             with torch.enable_grad():
-                y = Kernels.inference(ctx.kernels, points, history, weight, bias, *ctx.options)
+                y = Kernels.inference(ctx.kernels, points, history, weight, bias, ctx.form)
             found = gradients(y, (points, weight, bias), (wanted[0], *wanted[5:7]), grad)
         else:
-            found = ctx.kernels.inference_backward(grad, points, history, weight, bias, *ctx.options)
-        of_points, *of_parameters = found
-        return (
-            (of_points if wanted[0] else None),
-            None,
-            None,
-            None,
-            None,
-            *_like(of_parameters, (weight, bias)),
-            *_REST,
-            None,
-        )
+            found = ctx.kernels.inference_backward(grad, points, history, weight, bias, ctx.form)
+        return _of_inputs(found, wanted, (weight, bias), others=4)
 
 
 class FastKernels(Kernels):
@@ -146,34 +132,16 @@ class FastKernels(Kernels):
             found = self.moments(points.detach(), resp)
         return Transform.apply(points, resp, *found, weight, bias, self, form, None)
 
-    def inference(
-        self,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
-    ) -> Tensor:
+    def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias)):
-            return Evaluate.apply(points, *history, weight, bias, self, form, mode, bounded)
-        return self.evaluate(points, history, weight, bias, form, mode, bounded)
+            return Evaluate.apply(points, *history[:4], weight, bias, *history[4:], self, form)
+        return self.evaluate(points, history, weight, bias, form)
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
         """λ, μ and σ² of the points under ν."""
         raise NotImplementedError
 
-    def evaluate(
-        self,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
-    ) -> Tensor:
+    def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         """:meth:`inference` without a gradient."""
         raise NotImplementedError
 
@@ -193,6 +161,8 @@ class ReferenceTransform(FastKernels):
         return self.normalize(points, resp, weight, bias, form), found
 
 
-def _like(found: Any, parameters: tuple[Tensor | None, Tensor | None]) -> list[Tensor | None]:
-    """Gradients in the dtype of their parameters, and none where there is no parameter."""
-    return [None if p is None or g is None else g.to(p.dtype) for g, p in zip(found, parameters, strict=True)]
+def _of_inputs(found: Any, wanted: Any, parameters: tuple[Tensor | None, Tensor | None], others: int) -> tuple[Any, ...]:
+    """The gradients of all inputs: points, four tensors without one, γ and β in their own dtype, and so many others."""
+    of_points, *of_parameters = found
+    cast = [None if p is None or g is None else g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True)]
+    return (of_points if wanted[0] else None), None, None, None, None, *cast, *[None] * others

@@ -15,6 +15,7 @@ from mixnorm.ops.kernels import Kernels
 Backend = Literal["auto", "reference", "triton"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 HAS_TRITON, HAS_NUMBA = (importlib.util.find_spec(name) is not None for name in ("triton", "numba"))
+USABLE = {backend for backend in BACKENDS if backend != "triton" or HAS_TRITON}
 REFERENCE = Kernels()
 
 
@@ -33,15 +34,16 @@ def kernels_for(
 
     ``per_feature`` says that γ and β are (D,) or absent, ``mode`` which inference is wanted; ``None`` is training.
     """
-    if backend not in BACKENDS or (backend == "triton" and not HAS_TRITON):
+    if backend not in USABLE:
         check_backend(backend)
     found = REFERENCE
-    if backend == "reference" or is_followed(points):
-        pass
-    elif backend == "triton" or (points.device.type == "cuda" and HAS_TRITON):
-        from mixnorm.ops.triton import TRITON as found  # noqa: N811
-    elif points.device.type == "cpu" and HAS_NUMBA:
-        found = _numba()
+    if backend != "reference" and not is_followed(points):
+        if backend == "triton" or (points.device.type == "cuda" and HAS_TRITON):
+            from mixnorm.ops.triton import TRITON
+
+            found = TRITON
+        elif points.device.type == "cpu" and HAS_NUMBA:
+            found = _numba()
     obstacle = found.obstacle(points, components)
     if obstacle is not None:
         if backend == "triton":
@@ -71,7 +73,7 @@ def _numba() -> Kernels:
         from mixnorm.ops.numba_kernels import NUMBA
     except Exception as error:  # whatever an installation breaks on: training goes on, more slowly
         _broken = True
-        warnings.warn(f"numba cannot be used here, so that plain PyTorch takes its place: {error}", stacklevel=3)
+        warnings.warn(f"numba is installed but cannot be used, so plain PyTorch runs instead: {error}", stacklevel=3)
         return REFERENCE
     return NUMBA
 

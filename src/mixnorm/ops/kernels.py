@@ -9,6 +9,7 @@ so that every memory layout can be looked at without a copy. ``resp`` is (B, m, 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from mixnorm.ops import fit, reference
 from mixnorm.ops.fit import Options
 
 INFERENCE_MODES = ("ensemble", "mixture", "paper")
+compute_dtype = functools.partial(torch.promote_types, torch.float32)  # statistics are in fp32 at least
 
 
 class Mixture(NamedTuple):
@@ -30,12 +32,14 @@ class Mixture(NamedTuple):
 
 
 class History(NamedTuple):
-    """T mixtures to evaluate with, and what each counts."""
+    """T mixtures to evaluate with, what each counts, and how."""
 
     weights: Tensor  # λ (B, T, K)
     means: Tensor  # μ (B, T, K, D)
     variances: Tensor  # σ² (B, T, K, D)
     tau: Tensor  # τ (B, T)
+    mode: str = "ensemble"  # one of INFERENCE_MODES
+    bounded: bool = False  # whether a slot counts for less at a point that it does not describe
 
 
 class Form(NamedTuple):
@@ -44,6 +48,13 @@ class Form(NamedTuple):
     eps: float = 1e-5
     activation: str | None = None
     affine_mode: str = "output"
+
+
+# The fields of a form that are choices, with the values that they may have.
+FORM_CHOICES: dict[str, tuple[Any, ...]] = {
+    "activation": (None, *reference.ACTIVATIONS),
+    "affine_mode": ("output", "statistics"),
+}
 
 
 class Kernels:
@@ -158,35 +169,19 @@ class Kernels:
             grad_x = torch.addcmul(grad_x, resp[..., k, None], through)
         return shaped(grad_x, points), *of_parameters
 
-    def inference(
-        self,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
-    ) -> Tensor:
+    def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         """The transform under T given mixtures."""
         x, parameters = flat(points.to(history.means.dtype)), (flat_like(weight, points), flat_like(bias, points))
-        return shaped(reference.inference(x, *history, *parameters, mode, bounded, *form), points)  # type: ignore[arg-type, call-arg]
+        how = history.mode, history.bounded, *form
+        return shaped(reference.inference(x, *history[:4], *parameters, *how), points)  # type: ignore[arg-type, call-arg]
 
     def inference_backward(
-        self,
-        grad: Tensor,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
+        self, grad: Tensor, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form
     ) -> list[Tensor | None]:
         """The gradients of the points, γ and β of :meth:`inference`."""
         leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (points, weight, bias)]
         with torch.enable_grad():
-            y = Kernels.inference(self, leaves[0], history, *leaves[1:], form, mode, bounded)  # type: ignore[call-arg]
+            y = Kernels.inference(self, leaves[0], history, *leaves[1:], form)  # type: ignore[call-arg]
         return gradients(y, leaves, [True] * 3, grad, create_graph=False)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
@@ -206,11 +201,6 @@ class Kernels:
     def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
         """The λ (B, T, K) that a history is evaluated with, and τ (B, T)."""
         return reference.slot_weights(weights, decay)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Statistics are never computed in less than fp32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:

@@ -6,6 +6,7 @@ compiler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.library import custom_op, register_autograd
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
 from mixnorm.ops.choose import REFERENCE, in_backward
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import Form, History, Kernels, Mixture, compute_dtype
+from mixnorm.ops.kernels import FORM_CHOICES, Form, History, Kernels, Mixture, compute_dtype
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -48,25 +49,27 @@ class Operators(Kernels):
             resp, found = self.em_step(points.detach(), mixture)
         if self.plain_transform:
             return self.normalize(points, resp, weight, bias, form), found
-        return transform(points, resp, *found, weight, bias, *form, self.name), found
+        return transform(points, resp, *found, weight, bias, _numbers(form), self.name), found
 
-    def inference(
-        self,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
-    ) -> Tensor:
+    def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
         if self.plain or wanted:  # the compiler differentiates the reference itself
-            return super().inference(points, history, weight, bias, form, mode, bounded)
-        return inference(points, *history, weight, bias, *form, mode, bounded, self.name)
+            return super().inference(points, history, weight, bias, form)
+        return inference(points, *history[:4], weight, bias, _numbers(form), history.mode, history.bounded, self.name)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
         push(*queues, *newest, tracked, self.name)
+
+
+def _numbers(form: Form) -> list[float]:
+    """A form as an operator takes it: a choice is its place in FORM_CHOICES."""
+    fields: Any = zip(Form._fields, form, strict=True)
+    return [FORM_CHOICES[name].index(value) if name in FORM_CHOICES else value for name, value in fields]
+
+
+def _form(numbers: Sequence[float]) -> Form:
+    fields: Any = zip(Form._fields, numbers, strict=True)
+    return Form(*(FORM_CHOICES[name][int(value)] if name in FORM_CHOICES else value for name, value in fields))
 
 
 def _kernels(name: str) -> Kernels:
@@ -172,13 +175,11 @@ def transform(
     variances: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
+    form: Sequence[float],
     kernels: str,
 ) -> Tensor:
-    form = Form(eps, activation, affine_mode)
-    return _as(points, _kernels(kernels).mix(points, resp, Mixture(weights, means, variances), weight, bias, form))
+    mixture = Mixture(weights, means, variances)
+    return _as(points, _kernels(kernels).mix(points, resp, mixture, weight, bias, _form(form)))
 
 
 @transform.register_fake
@@ -196,13 +197,11 @@ def transform_backward(
     variances: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
+    form: Sequence[float],
     kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mixture, form = Mixture(weights, means, variances), Form(eps, activation, affine_mode)
-    found = _kernels(kernels).mix_backward(grad, points, resp, mixture, weight, bias, form)
+    mixture = Mixture(weights, means, variances)
+    found = _kernels(kernels).mix_backward(grad, points, resp, mixture, weight, bias, _form(form))
     return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
 
 
@@ -231,16 +230,14 @@ def inference(
     tau: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
+    form: Sequence[float],
     mode: str,
     bounded: bool,
     kernels: str,
 ) -> Tensor:
-    history, form = History(weights, means, variances, tau), Form(eps, activation, affine_mode)
+    history = History(weights, means, variances, tau, mode, bounded)
     with torch.no_grad():
-        return _as(points, _kernels(kernels).inference(points, history, weight, bias, form, mode, bounded))
+        return _as(points, _kernels(kernels).inference(points, history, weight, bias, _form(form)))
 
 
 @inference.register_fake
@@ -279,7 +276,7 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     points, *parameters = transform_backward(grad, *saved, *ctx.options)
     weight, bias = (None if p is None else g for g, p in zip(parameters, saved[5:7], strict=True))
-    return points, None, None, None, None, weight, bias, None, None, None, None
+    return points, None, None, None, None, weight, bias, None, None
 
 
 register_autograd("mixnorm::transform", _gradient, setup_context=_save)

@@ -54,9 +54,8 @@ class NumbaKernels(FastKernels):
         threads, x, numbers, *arrays = _arrays(sample.unsqueeze(2), uniforms, *found)
         with _LOCK:
             numba_loops.fit(
-                threads, x, numbers, fit.num_candidates(components), lloyd_iters, em_iters, min_variance, min_weight,
-                reference.MIN_VARIANCE, *arrays,
-            )  # fmt: skip
+                threads, x, numbers, lloyd_iters, em_iters, min_variance, min_weight, reference.MIN_VARIANCE, *arrays
+            )
         return sample, found
 
     def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
@@ -69,18 +68,11 @@ class NumbaKernels(FastKernels):
         return sample
 
     def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
-        found = Mixture(*(t.clone() for t in start))
+        found = Mixture(*(t.clone(memory_format=torch.contiguous_format) for t in start))
         threads, x, *arrays = _arrays(sample.unsqueeze(2), *found)
         with _LOCK:
-            numba_loops.em(
-                threads,
-                x,
-                iterations,
-                float(options.min_variance),
-                float(options.min_weight),
-                reference.MIN_VARIANCE,
-                *arrays,
-            )
+            floors = float(options.min_variance), float(options.min_weight), reference.MIN_VARIANCE
+            numba_loops.em(threads, x, iterations, *floors, *arrays)
         return found
 
     def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
@@ -106,13 +98,7 @@ class NumbaKernels(FastKernels):
         y = torch.empty_like(x)
         *arrays, out = _arrays(x, resp.contiguous(), *mixture, weight, bias, y)
         with _LOCK:
-            numba_loops.mix(
-                *arrays,
-                float(form.eps),
-                form.affine_mode == "statistics",
-                _ACTIVATIONS[form.activation],
-                out,
-            )
+            numba_loops.mix(*arrays, *_codes(form), out)
         return y.to(points.dtype)
 
     def mix_backward(
@@ -132,44 +118,20 @@ class NumbaKernels(FastKernels):
         components = mixture.means, mixture.variances
         return _gradient(grad, points, resp.contiguous(), factor, components, weight, bias, form, True, over_ranks)
 
-    def evaluate(
-        self,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
-    ) -> Tensor:
+    def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         x = _laid_out(points, history.means.dtype)
-        log_weights, factor, slots, means, variances, *options = _flat_history(history, form, mode, bounded)
+        log_weights, factor, slots, means, variances, *options = _flat_history(history, form)
         y = torch.empty_like(x)
         *arrays, out = _arrays(x, log_weights, factor, slots, means, variances, weight, bias, y)
         with _LOCK:
-            numba_loops.evaluate(
-                *arrays,
-                float(form.eps),
-                form.affine_mode == "statistics",
-                _ACTIVATIONS[form.activation],
-                *options,
-                out,
-            )
+            numba_loops.evaluate(*arrays, *_codes(form), *options, out)
         return y.to(points.dtype)
 
     def inference_backward(
-        self,
-        grad: Tensor,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
+        self, grad: Tensor, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form
     ) -> list[Tensor | None]:
         x = _laid_out(points.detach(), history.means.dtype)
-        log_weights, factor, slots, means, variances, *options = _flat_history(history, form, mode, bounded)
+        log_weights, factor, slots, means, variances, *options = _flat_history(history, form)
         resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], means.shape[1])
         *arrays, out = _arrays(x, log_weights, slots, means, variances, resp)
         with _LOCK:
@@ -195,14 +157,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _flat_history(history: History, form: Form, mode: str, bounded: bool) -> tuple[Any, ...]:
+def _flat_history(history: History, form: Form) -> tuple[Any, ...]:
     """A history as the loops take it: T·K components in groups that each have a posterior of their own."""
-    log_weights, factor = reference.inference_factors(history.weights, history.tau, mode=mode)
+    log_weights, factor = reference.inference_factors(history.weights, history.tau, mode=history.mode)
     tensors = [t.flatten(1, 2) for t in (log_weights, factor, history.means, history.variances)]
     log_weights, factor, means, variances = tensors
     floor = max(float(form.eps), reference.MIN_VARIANCE)
-    if mode == "ensemble":
-        farthest = reference.farthest(means.shape[2]) if bounded else float("inf")
+    if history.mode == "ensemble":
+        farthest = reference.farthest(means.shape[2]) if history.bounded else float("inf")
         return log_weights, factor, history.tau, means, variances, floor, history.weights.shape[2], farthest
     return log_weights, factor, torch.ones_like(history.tau[:, :1]), means, variances, floor, means.shape[1], float("inf")
 
@@ -227,17 +189,20 @@ def _gradient(
     grad_points = torch.empty_like(x)
     lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64)
     given = _arrays(x, grad, resp, factor, *components, weight, bias)
-    options = float(form.eps), form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
     with _LOCK:
-        numba_loops.gradient_lines(*given, *options, of_batch, *_arrays(lines, grad_weight, grad_bias, like=x)[1:])
+        numba_loops.gradient_lines(*given, *_codes(form), of_batch, *_arrays(lines, grad_weight, grad_bias, like=x)[1:])
     if over_ranks is not None:  # it adds up what all implementations agree on
         scale = factor[:, None, :, None]
         shared = (lines * scale).to(resp.dtype)
         over_ranks(shared)
         lines = torch.where(scale > 0, shared / scale, 0).double()
     with _LOCK:
-        numba_loops.gradient_points(*given, *options, *_arrays(lines, grad_points)[1:])
+        numba_loops.gradient_points(*given, *_codes(form), *_arrays(lines, grad_points)[1:])
     return grad_points.to(points.dtype), grad_weight, grad_bias
+
+
+def _codes(form: Form) -> tuple[float, bool, int]:
+    return float(form.eps), form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
 
 
 def _laid_out(points: Tensor, dtype: torch.dtype) -> Tensor:
@@ -255,8 +220,6 @@ def _empty_mixture(points: Tensor, components: int) -> Mixture:
 
 _LOCK = threading.Lock()  # not every threading layer of numba may be entered twice
 _NOTHING = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
-
-
 _TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
 
 

@@ -402,12 +402,13 @@ def _prune(weights: Any, means: Any, variances: Any, min_weight: float) -> None:
 
 @_serial
 def fit(
-    threads: int, x: Any, uniforms: Any, candidates: int, lloyd_iters: int, em_iters: int, min_variance: float,
-    min_weight: float, floor: float, weights: Any, means: Any, variances: Any,
+    threads: int, x: Any, uniforms: Any, lloyd_iters: int, em_iters: int, min_variance: float, min_weight: float,
+    floor: float, weights: Any, means: Any, variances: Any,
 ) -> None:  # fmt: skip
     """k-means++, Lloyd's iterations and EM on points (B, m, 1, D), into weights (B, K), means and variances (B, K, D)."""
     batch, components, dim = means.shape
     stretches = _stretches(threads, batch, x.shape[1])
+    candidates = (uniforms.shape[1] - 1) // max(components - 1, 1)  # of each round after the first seed
     centers, ones, flat = means.copy(), np.ones_like(means), np.ones_like(weights)
     if stretches == 1:  # enough mixtures for all cores
         _seed_mixtures(x, uniforms, candidates, stretches, centers)

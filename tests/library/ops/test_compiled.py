@@ -190,6 +190,32 @@ def test_the_threads_of_the_loops_do_not_become_those_of_torch():
     assert result.stdout.strip() == "1"
 
 
+@pytest.mark.parametrize(
+    ("breaks", "says"),
+    [
+        ("sys.modules['numba.core'] = None", "numba.core"),
+        ("import numba.core.caching; numba.core.caching.CacheImpl._locator_classes = []", "no locator available"),
+    ],
+    ids=["import fails", "no folder for its cache"],
+)
+def test_numba_that_cannot_be_used_is_named_once_and_the_reference_runs(breaks, says):
+    code = (
+        f"import sys, warnings; {breaks}\nimport torch; from mixnorm import MixtureNorm1d\n"
+        "x, layers = torch.randn(64, 4, requires_grad=True), [MixtureNorm1d(4, backend=b) for b in ('auto', 'reference')]\n"
+        "with warnings.catch_warnings(record=True) as caught:\n"
+        "    warnings.simplefilter('always')\n"
+        "    for evaluation in (False, True, False):\n"
+        "        found = []\n"
+        "        for layer in layers:\n"
+        "            torch.manual_seed(0); found.append(layer.train(not evaluation)(x)); found[-1].sum().backward()\n"
+        "        assert torch.equal(*found)\n"
+        "print(len(caught), caught[0].message)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert result.stdout.startswith("1 numba is installed but cannot be used, so plain PyTorch runs instead: ")
+    assert says in result.stdout
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_runs_the_reference():
     """A data loader's worker, say; OpenMP would end it. It has one thread: with more, PyTorch's own loops hang there."""

@@ -91,17 +91,8 @@ class TritonKernels(FastKernels):
             return found, grad_weight[0], grad_bias[0]
         return found, grad_weight.sum(0), grad_bias.sum(0)
 
-    def evaluate(
-        self,
-        points: Tensor,
-        history: History,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        form: Form,
-        mode: str,
-        bounded: bool,
-    ) -> Tensor:
-        return evaluation.inference(points, *history, _dense(weight), _dense(bias), bounded, *form)
+    def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+        return evaluation.inference(points, *history[:4], _dense(weight), _dense(bias), history.bounded, *form)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
         # model.to(memory_format=...) reorders the queues of population="channel", which have four dimensions.

@@ -1,0 +1,296 @@
+"""What MixtureNorm1d, 2d and 3d share: options, the two ways of a forward pass. The mathematics is in ``ops``."""
+
+from __future__ import annotations
+
+import warnings
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixnorm import gmm
+from mixnorm.functional import Activation, AffineMode, check_choice, empty_like_affine, no_autocast
+from mixnorm.history import MixtureHistory
+from mixnorm.ops import distributed
+from mixnorm.ops.choose import Backend, check_backend, in_backward, kernels_for
+from mixnorm.ops.fit import Options
+from mixnorm.ops.kernels import Form, Mixture, compute_dtype
+from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
+from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, from_points, parameter_for_points, to_points
+
+Seeding = Literal["kmeans++", "warm"]
+Inference = Literal["ensemble", "mixture", "paper", "pooled", "steady"]
+KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
+DEFAULT_MAX_SAMPLES = 4096
+MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
+
+
+class _MixtureNorm(MixtureHistory):
+    """What the three layers share; they differ in the rank of the input alone."""
+
+    ranks: tuple[int, ...]
+    shape_text: str
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        num_components: int = 3,
+        em_iters: int = 2,
+        seeding: Seeding = "kmeans++",
+        sample_fraction: float = 0.25,
+        max_samples: int | None = DEFAULT_MAX_SAMPLES,
+        min_weight: float = 0.01,
+        history: int = 10,
+        inference: Inference = "ensemble",
+        affine_mode: AffineMode = "output",
+        activation: Activation | None = None,
+        population: Population = "batch",
+        num_groups: int | None = None,
+        process_group: Any = None,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.affine = affine
+        self.track_running_stats = track_running_stats
+        self.num_components = num_components
+        self.em_iters = em_iters
+        self.seeding = seeding
+        self.sample_fraction = sample_fraction
+        self.max_samples = max_samples
+        self.min_weight = min_weight
+        self.history = history
+        self.inference = inference
+        self.affine_mode = affine_mode
+        self.activation = activation
+        self.population = population
+        self.num_groups = num_groups
+        self.process_group = process_group
+        self.backend = backend
+        self.frozen = False
+        self._warned = False
+        self._check_options()
+
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        for name, wanted in (("weight", affine), ("bias", affine and bias)):
+            self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)) if wanted else None)
+        self._create_history(**factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.reset_running_stats()
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    @property
+    def process_group(self) -> Any:
+        """Whose ranks share statistics: a process group, "world" for the default one, or ``None`` for this process alone."""
+        return self._group.group
+
+    @process_group.setter
+    def process_group(self, group: Any) -> None:
+        self._group = distributed.Group(group)
+
+    def train(self, mode: bool = True) -> _MixtureNorm:
+        return super().train(mode and not self.frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._check_input(x)
+        weight, bias = self._parameters_for(x)
+        group = None
+        if self._group.group is not None and self.training and self.population in WITH_HISTORY:
+            group = self._group.with_others()
+        if x.numel() == 0 and group is None:
+            shape = (1, -1, *[1] * (x.dim() - 2))
+            return empty_like_affine(x, *(p if p is None else p.view(shape) for p in (self.weight, self.bias)))
+        with no_autocast(x):
+            points = to_points(x, self.population, self.num_groups or 1)
+            if group is not None:
+                y = distributed.outside_compiler(self._normalize_batch, points, weight, bias, group)
+            elif self.training or not self.keeps_history:
+                y = self._normalize_batch(points, weight, bias)
+            else:
+                y = self._normalize_by_history(points, weight, bias)
+            y = from_points(y, self.population, like=x)
+        return y.contiguous(memory_format=_memory_format(x))
+
+    def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
+        if torch.jit.is_tracing():
+            raise ValueError(
+                f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
+                "torch.export where there is no history"
+            )
+        start = self.start_for(points) if self.seeding == "warm" and self.training else None
+        ranks = None if group is None else distributed.meet(points, group)
+        count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
+        if count == 0:  # on all ranks
+            return empty_like_affine(points, weight, bias)
+        if count == 1 and self.training:
+            raise ValueError(
+                f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
+                "use a larger batch or image, or call eval()"
+            )
+        components = min(self.num_components, max(1, count // MIN_POINTS))
+        if components < self.num_components:
+            start = None
+            self._warn_of_few_points(count, components)
+        per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
+        kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
+        form = Form(self.eps, self.activation, self.affine_mode)
+        with torch.no_grad():
+            size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
+            lloyd_iters = self.em_iters // 2
+            options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
+            if kernels.counts and start is None and self.training and self.keeps_history and _in_graph(points):
+                draws: Any = int(torch.randint(2**62, ())), self.num_batches_tracked
+            else:
+                draws = gmm.draw(size, points, components, start, fixed=not self.training)
+            fitted = points.detach(), size, draws, components, options, start, kernels
+            if ranks is None:
+                sample, mixture = gmm.fit_points(*fitted)
+            else:
+                sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
+        if ranks is None:
+            y, found = kernels.transform(points, mixture, weight, bias, form)
+        else:
+            y, found = distributed.transform(points, mixture, weight, bias, form, kernels, ranks)
+        if self.training and (torch.compiler.is_compiling() or not in_backward()):
+            # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
+            share = min(1.0, count / (MIN_POINTS * self.num_components))  # a batch of few points counts for less
+            if components < self.num_components:
+                found = _padded(found, self.num_components)
+            self.remember(found, sample, share, kernels)
+        return y
+
+    def _warn_of_few_points(self, count: int, components: int) -> None:
+        if self.training and not self._warned and not torch.compiler.is_compiling():
+            self._warned = True
+            warnings.warn(
+                f"a batch of {count} points is too small for {self.num_components} components and was normalized with "
+                f"{components}: use larger batches, or DataLoader(drop_last=True) if it was the last one of an epoch",
+                stacklevel=2,
+            )
+
+    def _normalize_by_history(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        mode = KERNEL_MODE.get(self.inference, self.inference)
+        per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
+        kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
+        history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
+        return kernels.inference(points, history, weight, bias, Form(self.eps, self.activation, self.affine_mode))
+
+    def _parameters_for(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """γ and β in the dtype of the computation, as they broadcast against the points of x."""
+        dtype, weight, bias = compute_dtype(x.dtype), self.weight, self.bias
+        weight, bias = None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
+        if self.population in PER_FEATURE:
+            return weight, bias
+        shape = self.population, self.num_groups or 1, x.shape[0]
+        weight = None if weight is None else parameter_for_points(weight, *shape)
+        return weight, None if bias is None else parameter_for_points(bias, *shape)
+
+    def _check_options(self) -> None:
+        check_choice("seeding", self.seeding, get_args(Seeding))
+        check_choice("inference", self.inference, get_args(Inference))
+        check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
+        check_choice("activation", self.activation, (None, *ACTIVATIONS))
+        check_choice("population", self.population, get_args(Population))
+        check_backend(self.backend)
+        for name, least in (("num_features", 1), ("num_components", 1), ("history", 1), ("em_iters", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < least:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+        if not 0 <= self.min_weight < 1:
+            raise ValueError(f"min_weight={self.min_weight!r} must be in [0, 1): 0 drops no component")
+        if self.momentum is not None and not (isinstance(self.momentum, Real) and 0 <= self.momentum <= 1):
+            raise ValueError(f"momentum={self.momentum!r} must be in [0, 1], or None to weigh the history evenly")
+        if not self.eps >= 0:
+            raise ValueError(f"eps={self.eps!r} must not be negative")
+        if self.max_samples is not None and not isinstance(self.max_samples, Integral):
+            raise ValueError(f"max_samples={self.max_samples!r} must be a whole number, or None for no bound")
+        gmm.sample_size(1, self.num_components, self.sample_fraction, self.max_samples)
+        if self.population == "group":
+            groups = self.num_groups
+            if not isinstance(groups, Integral) or groups < 1 or self.num_features % groups:
+                raise ValueError(
+                    f"num_groups={self.num_groups!r} must divide num_features={self.num_features} for population='group'"
+                )
+        elif self.num_groups is not None:
+            raise ValueError(
+                f"num_groups={self.num_groups!r} is for population='group', not {self.population!r}: leave it out"
+            )
+
+    def _check_input(self, x: Tensor) -> None:
+        if isinstance(x, torch.fx.Proxy):
+            raise ValueError(
+                f"{type(self).__name__} cannot be traced symbolically: use torch.export, or a torch.fx.Tracer whose "
+                "is_leaf_module says True to it"
+            )
+        if x.dim() not in self.ranks:
+            raise ValueError(
+                f"expected {self.shape_text} input to {type(self).__name__}, got {x.dim()}-D of shape {tuple(x.shape)}: "
+                "use the layer of that rank, or reshape the input"
+            )
+        if x.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected {self.num_features} channels in dimension 1, got {x.shape[1]} in shape {tuple(x.shape)}: "
+                "set num_features to the channels of the input"
+            )
+        if not x.is_floating_point():
+            raise ValueError(f"expected floating point input, got {x.dtype}: convert it with .float()")
+
+    def extra_repr(self) -> str:
+        text = (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"track_running_stats={self.track_running_stats}, num_components={self.num_components}, "
+            f"em_iters={self.em_iters}, inference={self.inference!r}"
+        )
+        defaults = {
+            "seeding": "kmeans++",
+            "affine_mode": "output",
+            "activation": None,
+            "population": "batch",
+            "num_groups": None,
+            "process_group": None,
+        }
+        changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
+        return ", ".join([text, *(["bias=False"] if self.affine and self.bias is None else []), *changed])
+
+
+def _in_graph(points: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, and this forward pass will not be recomputed with the generator put back."""
+    if not points.is_cuda or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
+        return False
+    return points.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+
+
+def _padded(mixture: Mixture, count: int) -> Mixture:
+    """λ, μ and σ² with components of weight 0 behind them, so that there are ``count``."""
+    weights, means, variances = mixture
+    more = count - weights.shape[1]
+    return Mixture(F.pad(weights, (0, more)), F.pad(means, (0, 0, 0, more)), F.pad(variances, (0, 0, 0, more)))
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    """The memory format that batch norm would answer with."""
+    for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        # In this order: vmap knows only whether a tensor is contiguous.
+        if x.dim() == rank and not x.is_contiguous() and x.is_contiguous(memory_format=memory_format):
+            return memory_format
+    return torch.contiguous_format
