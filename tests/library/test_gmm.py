@@ -276,12 +276,13 @@ def test_the_sample_is_distinct_spread_and_bounded():
     assert sample_size(10, 3, 0.25, None) == 10
 
 
-def test_each_point_is_sampled_equally_often():
-    g, counts = torch.Generator().manual_seed(0), np.zeros(41)
+@pytest.mark.parametrize(("count", "size"), [(41, 10), (64, 48), (50, 25), (30, 29)])
+def test_each_point_is_sampled_equally_often(count, size):
+    g, counts = torch.Generator().manual_seed(0), np.zeros(count)
     for _ in range(4000):
-        counts[sample_indices(41, 10, torch.rand(11, generator=g)).numpy()] += 1
-    # Ten stretches of four, with one point of play at an end: every point but the two ends has the same chance.
-    assert abs(counts[4:-4] / 4000 - 0.25).max() < 0.04
+        counts[sample_indices(count, size, torch.rand(size + 1, generator=g)).numpy()] += 1
+    share = size / count
+    assert abs(counts / 4000 - share).max() < 4.5 * (share * (1 - share) / 4000) ** 0.5
 
 
 def test_errors_name_the_value_and_the_remedy():

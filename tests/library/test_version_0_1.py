@@ -19,6 +19,7 @@ from version_helpers import (
     convert,
     evaluate,
     exercise,
+    fit_to_the_sample_of_version_0_1,
     images,
     load,
     make_layer,
@@ -49,6 +50,11 @@ def one_thread():
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def sample_of_version_0_1(monkeypatch):
+    fit_to_the_sample_of_version_0_1(monkeypatch.setattr)
+
+
 def expected(case, backend):
     return load(f"layers-{backend}.pt.xz")[case["name"]]
 
@@ -70,7 +76,7 @@ def test_the_inputs_are_those_of_version_0_1():
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case["name"])
 def test_a_layer_trains_and_evaluates_as_in_version_0_1(case, backend):
     _, found = exercise(case, backend, start_of(case))
-    assert_matches(found, expected(case, backend), LAYERS[case["dtype"]], backend)
+    assert_matches(found, expected(case, backend), LAYERS[case["dtype"]])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -79,9 +85,9 @@ def test_a_state_dict_of_version_0_1_loads(case, backend):
     known = expected(case, backend)
     layer = make_layer(case, backend, **({"history": 1, "inference": "ensemble"} if case.get("distilled") else {}))
     layer.load_state_dict(known["state"], strict=True)
-    assert_matches(layer.state_dict(), known["state"], 0, backend)
+    assert_matches(layer.state_dict(), known["state"], 0)
     found = evaluate(layer, batch(case, BATCHES))
-    assert_matches({"evaluation": found}, {"evaluation": known["evaluation"]}, LAYERS[case["dtype"]], backend)
+    assert_matches({"evaluation": found}, {"evaluation": known["evaluation"]}, LAYERS[case["dtype"]])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -96,14 +102,14 @@ def test_training_goes_on_from_a_state_dict_of_version_0_1(case, backend):
         torch.manual_seed(case["seed"])
         output = layer.train()(batch(case, BATCHES)).detach()
         results.append({"output": output, "state": layer.state_dict()})
-    assert_matches(*results, LAYERS[case["dtype"]], backend)
+    assert_matches(*results, LAYERS[case["dtype"]])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_converted_trained_and_reverted_as_in_version_0_1(name, backend):
     known = load("models.pt.xz")
-    assert_matches(surgery(name, backend, known["before"][name]), known[backend][name], MODELS_TOLERANCE, backend)
+    assert_matches(surgery(name, backend, known["before"][name]), known[backend][name], MODELS_TOLERANCE)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -113,18 +119,12 @@ def test_a_models_state_dict_of_version_0_1_loads(name, backend):
     model = convert(name, backend, known["before"][name])
     model.load_state_dict(known[backend][name]["state"], strict=True)
     assert_matches(
-        {"evaluation": evaluate(model, images(50))},
-        {"evaluation": known[backend][name]["trained"]},
-        LAYERS["float32"],
-        backend,
+        {"evaluation": evaluate(model, images(50))}, {"evaluation": known[backend][name]["trained"]}, LAYERS["float32"]
     )
     mixnorm.revert(model)
-    assert_matches(model.state_dict(), known[backend][name]["reverted state"], LAYERS["float32"], backend)
+    assert_matches(model.state_dict(), known[backend][name]["reverted state"], LAYERS["float32"])
     new = MODELS[name][0]()
     new.load_state_dict(known[backend][name]["reverted state"], strict=True)
     assert_matches(
-        {"evaluation": evaluate(new, images(50))},
-        {"evaluation": known[backend][name]["reverted"]},
-        LAYERS["float32"],
-        backend,
+        {"evaluation": evaluate(new, images(50))}, {"evaluation": known[backend][name]["reverted"]}, LAYERS["float32"]
     )

@@ -35,19 +35,19 @@ def num_uniforms(num_components: int) -> int:
 
 
 def sample_indices(count: int, size: int, draws: Tensor) -> Tensor:
-    """``size`` distinct indices below ``count``: a random one from each of as many stretches of equal length.
+    """``size`` distinct indices below ``count``, each equally likely: a random one from each of as many stretches.
 
     Distinct without a permutation of all points, and no image of a batch is left out. ``draws`` are size + 1 uniform
-    numbers: a place in each stretch, and where the stretches begin.
+    numbers: a place in each stretch, and where the first one begins. The points count as a circle there: stretches that
+    cannot all be of one length may begin anywhere, and the last one goes on at the first point.
     """
-    stretch = count // size
-    index = torch.arange(0, size * stretch, stretch, device=draws.device)
-    if stretch > 1:
-        index = index + (draws[:size] * stretch).long().clamp_max(stretch - 1)
-    rest = count - size * stretch
-    if rest:
-        index = index + (draws[size] * (rest + 1)).long().clamp_max(rest)
-    return index
+    begin = (draws[size].double() * size * count).long() if count % size else 0
+    ends = (torch.arange(size + 1, device=draws.device) * count + begin) // size
+    index = ends[:-1]
+    if count > size:
+        lengths = ends.diff()
+        index = index + torch.minimum((draws[:size] * lengths).long(), lengths - 1)
+    return torch.where(index < count, index, index - count) if count % size else index
 
 
 def squared_distances(x: Tensor, centers: Tensor) -> Tensor:

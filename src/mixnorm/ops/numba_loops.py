@@ -38,15 +38,15 @@ def _stretches(threads: int, batch: int, count: int) -> int:
 
 
 @_serial
-def _load(x: Any, b: int, first: int, stop: int, anchor: Any, tile: Any) -> int:
-    """tile[p] = x - anchor[b] for the four points from ``first`` on, or for as many as there are; how many."""
+def _load(x: Any, b: int, first: int, stop: int, tile: Any) -> int:
+    """tile[p] = x for the four points from ``first`` on, or for as many as there are; how many."""
     inner = x.shape[2]
     count = min(4, stop - first)
     for p in range(count):
         o = (first + p) // inner
         i = first + p - o * inner
         for d in range(x.shape[3]):
-            tile[p, d] = x[b, o, i, d] - anchor[b, d]
+            tile[p, d] = x[b, o, i, d]
     return count
 
 
@@ -79,15 +79,18 @@ def _nearest(logits: Any, i: int) -> None:
 
 
 @_serial
-def _log_joint(tile: Any, count: int, log_norm: Any, offset: Any, scale: Any, b: int, out: Any, i: int) -> None:
-    """out[i + p, k] = log_norm_k - ½ Σ_d (tile[p] · scale_k + offset_k)² for the points of a tile."""
+def _log_joint(tile: Any, count: int, log_norm: Any, means: Any, scale: Any, b: int, out: Any, i: int) -> None:
+    """out[i + p, k] = log_norm_k - ½ Σ_d ((tile[p] - μ_k) · scale_k)² for the points of a tile.
+
+    The differences are taken first: a component may be narrow beside its distance from 0 and from the others.
+    """
     for k in range(scale.shape[1]):
         q0 = q1 = q2 = q3 = tile.dtype.type(0)
         for d in range(tile.shape[1]):
-            z0 = tile[0, d] * scale[b, k, d] + offset[b, k, d]
-            z1 = tile[1, d] * scale[b, k, d] + offset[b, k, d]
-            z2 = tile[2, d] * scale[b, k, d] + offset[b, k, d]
-            z3 = tile[3, d] * scale[b, k, d] + offset[b, k, d]
+            z0 = (tile[0, d] - means[b, k, d]) * scale[b, k, d]
+            z1 = (tile[1, d] - means[b, k, d]) * scale[b, k, d]
+            z2 = (tile[2, d] - means[b, k, d]) * scale[b, k, d]
+            z3 = (tile[3, d] - means[b, k, d]) * scale[b, k, d]
             q0 += z0 * z0
             q1 += z1 * z1
             q2 += z2 * z2
@@ -98,33 +101,23 @@ def _log_joint(tile: Any, count: int, log_norm: Any, offset: Any, scale: Any, b:
 
 
 @_serial
-def _prepare(weights: Any, log_weights: Any, means: Any, variances: Any, floor: float) -> Any:
-    """The mean of each mixture, and about it: 1/σ_k, -μ_k/σ_k, and the constant of the log-density."""
-    batch, components, dim = means.shape
-    anchor = np.zeros((batch, dim), means.dtype)
-    scale, offset = np.empty_like(means), np.empty_like(means)
-    log_norm = np.empty((batch, components), means.dtype)
-    for b in range(batch):
-        total = weights[b].sum()
-        for k in range(components):
-            share = weights[b, k] / total
-            if share > 0:
-                for d in range(dim):
-                    anchor[b, d] += share * means[b, k, d]
-        for k in range(components):
+def _densities(log_weights: Any, variances: Any, floor: float) -> Any:
+    """1/σ_k, and the constant of log_weights_k + log p_k."""
+    scale, log_norm = np.empty_like(variances), np.empty_like(log_weights)
+    for b in range(variances.shape[0]):
+        for k in range(variances.shape[1]):
             log_volume = 0.0
-            for d in range(dim):
+            for d in range(variances.shape[2]):
                 variance = max(variances[b, k, d], floor)
                 scale[b, k, d] = 1 / math.sqrt(variance)
-                offset[b, k, d] = (anchor[b, d] - means[b, k, d]) * scale[b, k, d]
                 log_volume += math.log(variance)
             log_norm[b, k] = log_weights[b, k] - 0.5 * log_volume
-    return anchor, scale, offset, log_norm
+    return scale, log_norm
 
 
 @_serial
 def _em_stretch(
-    x: Any, b: int, start: int, stop: int, hard: bool, anchor: Any, scale: Any, offset: Any, log_norm: Any, resp: Any,
+    x: Any, b: int, start: int, stop: int, hard: bool, means: Any, scale: Any, log_norm: Any, resp: Any,
     total: Any, first: Any, second: Any,
 ) -> None:  # fmt: skip
     """ν of a stretch of points, and its Σν, Σν z_k and Σν z_k² with z_k = (x - μ_k) / σ_k under the given mixture."""
@@ -133,8 +126,8 @@ def _em_stretch(
     f, s = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
     for base in range(start, stop, FLUSH):
         for i in range(base, min(base + FLUSH, stop), 4):
-            count = _load(x, b, i, stop, anchor, tile)
-            _log_joint(tile, count, log_norm, offset, scale, b, resp, i)
+            count = _load(x, b, i, stop, tile)
+            _log_joint(tile, count, log_norm, means, scale, b, resp, i)
             for p in range(count):
                 if hard:
                     _nearest(resp, i + p)
@@ -148,10 +141,10 @@ def _em_stretch(
                 if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
                     continue
                 for d in range(dim):
-                    z0 = tile[0, d] * scale[b, k, d] + offset[b, k, d]
-                    z1 = tile[1, d] * scale[b, k, d] + offset[b, k, d]
-                    z2 = tile[2, d] * scale[b, k, d] + offset[b, k, d]
-                    z3 = tile[3, d] * scale[b, k, d] + offset[b, k, d]
+                    z0 = (tile[0, d] - means[b, k, d]) * scale[b, k, d]
+                    z1 = (tile[1, d] - means[b, k, d]) * scale[b, k, d]
+                    z2 = (tile[2, d] - means[b, k, d]) * scale[b, k, d]
+                    z3 = (tile[3, d] - means[b, k, d]) * scale[b, k, d]
                     v0, v1, v2, v3 = w0 * z0, w1 * z1, w2 * z2, w3 * z3
                     f[k, d] += (v0 + v1) + (v2 + v3)
                     s[k, d] += (v0 * z0 + v1 * z1) + (v2 * z2 + v3 * z3)
@@ -164,13 +157,13 @@ def _em_stretch(
 
 @_parallel
 def _em_stretches(
-    x: Any, hard: bool, anchor: Any, scale: Any, offset: Any, log_norm: Any, resp: Any, total: Any, first: Any, second: Any
+    x: Any, hard: bool, means: Any, scale: Any, log_norm: Any, resp: Any, total: Any, first: Any, second: Any
 ) -> None:
     batch, stretches, points = total.shape[0], total.shape[1], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _em_stretch(
-            x, b, points * t // stretches, points * (t + 1) // stretches, hard, anchor, scale, offset, log_norm, resp[b],
+            x, b, points * t // stretches, points * (t + 1) // stretches, hard, means, scale, log_norm, resp[b],
             total[b, t], first[b, t], second[b, t],
         )  # fmt: skip
 
@@ -181,9 +174,9 @@ def _moments_stretch(
 ) -> None:
     """Σν, Σν(x - centre_k) and Σν(x - centre_k)² of a stretch of points under given responsibilities."""
     components, dim = centre.shape[1], x.shape[3]
-    tile, origin = np.zeros((4, dim), centre.dtype), np.zeros((b + 1, dim), centre.dtype)
+    tile = np.zeros((4, dim), centre.dtype)
     for i in range(start, stop, 4):
-        count = _load(x, b, i, stop, origin, tile)
+        count = _load(x, b, i, stop, tile)
         for k in range(components):
             for p in range(count):
                 w = resp[b, i + p, k]
@@ -251,10 +244,10 @@ def em_step(
     """
     batch, components, dim = means.shape
     stretches = _stretches(threads, batch, resp.shape[1])
-    anchor, scale, offset, log_norm = _prepare(weights, np.log(weights), means, variances, floor)
+    scale, log_norm = _densities(np.log(weights), variances, floor)
     total = np.zeros((batch, stretches, components))
     first, second = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
-    _em_stretches(x, hard, anchor, scale, offset, log_norm, resp, total, first, second)
+    _em_stretches(x, hard, means, scale, log_norm, resp, total, first, second)
     farthest = 0.0
     for b in range(batch):
         for k in range(components):
@@ -273,7 +266,7 @@ def em_step(
                     shift /= mass
                     variance = max(square / mass - shift * shift, 0.0)
                     farthest = max(farthest, shift * shift / max(variance, 1e-30))
-                    new_means[b, k, d] = anchor[b, d] + (shift - offset[b, k, d]) / scale[b, k, d]
+                    new_means[b, k, d] = means[b, k, d] + shift / scale[b, k, d]
                     new_variances[b, k, d] = variance / (scale[b, k, d] * scale[b, k, d])
     if farthest > FAR:  # the old means were no good centre, as after a start far from the points
         _moments_about(x, resp, new_means.copy(), stretches, new_weights, new_means, new_variances)
@@ -362,14 +355,14 @@ def _gather(x: Any, index: Any, stretches: int, out: Any) -> None:
 def sample(threads: int, x: Any, draws: Any, out: Any) -> None:
     """``fit.sample_indices`` and ``fit.gather``: as many of the points as out (B, size, 1, D) holds."""
     count, size = x.shape[1] * x.shape[2], out.shape[1]
-    length = count // size  # of the stretches that one point each is drawn from
-    rest = count - size * length
+    begin = int(np.float64(draws[size]) * size * count) if count % size != 0 else 0
     one = draws.dtype.type
-    begin = min(int(draws[size] * one(rest + 1)), rest) if rest > 0 else 0
     index = np.empty(size, np.int64)
     for j in range(size):
-        place = min(int(draws[j] * one(length)), length - 1) if length > 1 else 0
-        index[j] = j * length + place + begin
+        first = (j * count + begin) // size
+        length = ((j + 1) * count + begin) // size - first
+        place = first + min(int(draws[j] * one(length)), length - 1)
+        index[j] = place if place < count else place - count
     _gather(x, index, _stretches(threads, x.shape[0], size), out)
 
 
@@ -585,13 +578,13 @@ def _sums_stretch(
     """Σ h_k (x - centre_k), Σ h_k and Σ g over a stretch, with h_k = g · w_k · act'(x̂_k)."""
     components, dim = factor.shape[1], x.shape[3]
     tile, up = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
-    origin, w = np.zeros((b + 1, dim), scale.dtype), np.zeros(4, scale.dtype)
+    w = np.zeros(4, scale.dtype)
     s, h = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
     total = np.zeros(dim, scale.dtype)
     for base in range(start, stop, FLUSH):
         for i in range(base, min(base + FLUSH, stop), 4):
-            count = _load(x, b, i, stop, origin, tile)
-            _load(g, b, i, stop, origin, up)
+            count = _load(x, b, i, stop, tile)
+            _load(g, b, i, stop, up)
             for p in range(count, 4):
                 for d in range(dim):
                     up[p, d] = 0
@@ -785,23 +778,6 @@ def gradient_points(
 
 
 @_serial
-def _densities(log_weights: Any, means: Any, variances: Any, floor: float) -> Any:
-    """1/σ_k, and the constant of log_weights_k + log p_k."""
-    batch, components, dim = means.shape
-    scale = np.empty_like(means)
-    log_norm = np.empty((batch, components), means.dtype)
-    for b in range(batch):
-        for k in range(components):
-            log_volume = 0.0
-            for d in range(dim):
-                variance = max(variances[b, k, d], floor)
-                scale[b, k, d] = 1 / math.sqrt(variance)
-                log_volume += math.log(variance)
-            log_norm[b, k] = log_weights[b, k] - 0.5 * log_volume
-    return scale, log_norm
-
-
-@_serial
 def _slot_posterior(
     tile: Any, count: int, b: int, first: int, group: int, log_norm: Any, means: Any, scale: Any, resp: Any, far: Any
 ) -> None:
@@ -845,14 +821,14 @@ def _trust(far: Any, farthest: float, tau: Any, total: Any, missing: Any, p: int
 
 @_serial
 def _posteriors_stretch(
-    x: Any, b: int, start: int, stop: int, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
+    x: Any, b: int, start: int, stop: int, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
     scale: Any, out: Any,
 ) -> None:  # fmt: skip
     tile, resp = np.zeros((4, x.shape[3]), means.dtype), np.zeros((4, group), means.dtype)
     far = np.zeros((4, 1 + group), means.dtype)
     total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
     for i in range(start, stop, 4):
-        count = _load(x, b, i, stop, origin, tile)
+        count = _load(x, b, i, stop, tile)
         total[:], missing[:] = 0, 0
         for first in range(0, means.shape[1], group):
             _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp, far)
@@ -868,14 +844,14 @@ def _posteriors_stretch(
 
 @_parallel
 def _posteriors_stretches(
-    x: Any, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, stretches: int,
+    x: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, stretches: int,
     out: Any,
 ) -> None:  # fmt: skip
     batch, points = out.shape[0], out.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         start, stop = points * t // stretches, points * (t + 1) // stretches
-        _posteriors_stretch(x, b, start, stop, origin, group, slots, farthest, log_norm, means, scale, out[b])
+        _posteriors_stretch(x, b, start, stop, group, slots, farthest, log_norm, means, scale, out[b])
 
 
 @_serial
@@ -895,15 +871,14 @@ def posteriors(
 
     A slot that is farther than ``farthest`` from a point counts for less; ``slots`` (B, T·K / group) are their weights.
     """
-    scale, log_norm = _densities(log_weights, means, variances, floor)
-    origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
+    scale, log_norm = _densities(log_weights, variances, floor)
     stretches = _stretches(threads, out.shape[0], out.shape[1])
-    _posteriors_stretches(x, origin, group, slots, farthest, log_norm, means, scale, stretches, out)
+    _posteriors_stretches(x, group, slots, farthest, log_norm, means, scale, stretches, out)
 
 
 @_serial
 def _evaluate_stretch(
-    x: Any, b: int, start: int, stop: int, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
+    x: Any, b: int, start: int, stop: int, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
     scale: Any, factor: Any, centre: Any, slope: Any, shift: Any, activation: int, y: Any,
 ) -> None:  # fmt: skip
     inner, dim = x.shape[2], x.shape[3]
@@ -912,7 +887,7 @@ def _evaluate_stretch(
     far, trust = np.zeros((4, 1 + group), means.dtype), np.zeros(4, means.dtype)
     total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
     for i in range(start, stop, 4):
-        count = _load(x, b, i, stop, origin, tile)
+        count = _load(x, b, i, stop, tile)
         out[:], total[:], missing[:] = 0, 0, 0
         for first in range(0, means.shape[1], group):
             in_use = False
@@ -952,14 +927,14 @@ def _evaluate_stretch(
 
 @_parallel
 def _evaluate_stretches(
-    x: Any, origin: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, factor: Any,
+    x: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, factor: Any,
     centre: Any, slope: Any, shift: Any, activation: int, stretches: int, y: Any,
 ) -> None:  # fmt: skip
     batch, points = x.shape[0], x.shape[1] * x.shape[2]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _evaluate_stretch(
-            x, b, points * t // stretches, points * (t + 1) // stretches, origin, group, slots, farthest, log_norm, means,
+            x, b, points * t // stretches, points * (t + 1) // stretches, group, slots, farthest, log_norm, means,
             scale, factor, centre, slope, shift, activation, y,
         )  # fmt: skip
 
@@ -970,10 +945,9 @@ def evaluate(
     eps: float, in_statistics: bool, activation: int, floor: float, group: int, farthest: float, y: Any,
 ) -> None:  # fmt: skip
     """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · factor_k · act(x̂_k) with γ and β, for T·K components."""
-    scale, log_norm = _densities(log_weights, means, variances, floor)
+    scale, log_norm = _densities(log_weights, variances, floor)
     centre, slope, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
-    origin = np.zeros((means.shape[0], means.shape[2]), means.dtype)
     stretches = _stretches(threads, x.shape[0], x.shape[1] * x.shape[2])
     _evaluate_stretches(
-        x, origin, group, slots, farthest, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
+        x, group, slots, farthest, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
     )

@@ -60,15 +60,21 @@ def moments(x: Tensor, resp: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """λ_k, μ_k and σ²_k of the points under ν, Eq. (responsibility) and the M-step of EM."""
     total = resp.sum(-2)
     share = resp / positive(total).unsqueeze(-2)  # ν̂
-    # Sums of x - anchor instead of x keep the digits of the mean when it is large beside the deviation.
-    anchor = x.detach().mean(-2, keepdim=True)
+    # Sums are of x - center, because a mean may be large beside its deviation, and a component narrow beside its distance
+    # from the others: first about the mean of all points, then twice about what that gives for each component.
+    points = x.detach()
+    center = points.mean(-2, keepdim=True)
+    centers = center + share.detach().mT @ (points - center)
+    means, variances = [], []
+    for k in range(resp.shape[-1]):
+        nu, center = share[..., k, None], centers[..., k, None, :]
+        center = center + (nu.detach() * (points - center)).sum(-2, keepdim=True)
+        centered = x - center
+        shift = (nu * centered).sum(-2)
+        means.append(center.squeeze(-2) + shift)
+        variances.append((nu * centered.square()).sum(-2) - shift.square())
     in_use = (total > 0).unsqueeze(-1)
-    means = torch.where(in_use, anchor + share.transpose(-1, -2) @ (x - anchor), 0.0)
-    variances = torch.stack(
-        [(share[..., k, None] * (x - means[..., k, None, :]).square()).sum(-2) for k in range(resp.shape[-1])],
-        dim=-2,
-    )
-    return total / x.shape[-2], means, variances
+    return total / x.shape[-2], torch.where(in_use, torch.stack(means, -2), 0.0), torch.stack(variances, -2).clamp_min(0)
 
 
 def em_step(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """The E-step on a tile, and what both kernels that need it keep: the sums of the M-step.
 
-A component is two rows of numbers, 1/σ and (μ - anchor)/σ, and log λ - ½ Σ_d log σ². With t = (x - anchor)/σ -
-(μ - anchor)/σ, the E-step is a softmax over -½ Σ_d t², and the sums of ν, ν·t and ν·t² give the M-step relative to the old
-component: μ + σ·E[t] and σ²·Var[t], without cancellation.
+A component is two rows of numbers, μ and 1/σ, and log λ - ½ Σ_d log σ². With t = (x - μ)/σ, the E-step is a softmax over
+-½ Σ_d t², and the sums of ν, ν·t and ν·t² give the M-step relative to the old component: μ + σ·E[t] and σ²·Var[t], without
+cancellation.
 """
 
 from __future__ import annotations
@@ -25,29 +25,26 @@ def load_components(weights_ptr, means_ptr, variances_ptr, d, dim, K: tl.constex
 
 
 @triton.jit
-def tables(weights, means, variances, d, dim, floor, K: tl.constexpr):
-    """The anchor, and for each component 1/σ, (μ - anchor)/σ and log λ - ½ Σ log σ²."""
-    anchor = weights[0] * means[0]
-    for k in tl.static_range(1, K):
-        anchor += weights[k] * means[k]
-    inverse, shift, constant = (), (), ()
+def tables(weights, variances, d, dim, floor, K: tl.constexpr):
+    """1/σ and log λ - ½ Σ log σ² of each component."""
+    inverse, constant = (), ()
     for k in tl.static_range(K):
         variance = tl.maximum(variances[k], floor)
-        one_over = tl.where(d < dim, 1.0 / tl.sqrt(variance), 0.0)
-        log_volume = over_row(tl.log(variance))
-        inverse = inverse + (one_over,)
-        shift = shift + ((means[k] - anchor) * one_over,)
-        constant = constant + (tl.log(weights[k]) - 0.5 * log_volume,)
-    return anchor, inverse, shift, constant
+        inverse = inverse + (tl.where(d < dim, 1.0 / tl.sqrt(variance), 0.0),)
+        constant = constant + (tl.log(weights[k]) - 0.5 * over_row(tl.log(variance)),)
+    return inverse, constant
 
 
 @triton.jit
-def scaled_distances(centred, inverse, shift, K: tl.constexpr):
-    """t of every component, (W, R, S, V) each, and Σ_d t², (W, R) each."""
+def scaled_distances(x, means, inverse, K: tl.constexpr):
+    """t of every component, (W, R, S, V) each, and Σ_d t², (W, R) each.
+
+    The differences are taken first: a component may be narrow beside its distance from 0 and from the others.
+    """
     scaled = ()
     squares = ()
     for k in tl.static_range(K):
-        t = centred * wide(inverse[k]) - wide(shift[k])
+        t = (x - wide(means[k])) * wide(inverse[k])
         scaled = scaled + (t,)
         squares = squares + (over_channels(t * t),)
     return scaled, squares

@@ -128,7 +128,7 @@ def _plan(
         constants["launch_cooperative_grid"] = True
     return Plan(
         fit_kernel, (programs, batch),
-        (size, blocks, count // size, count % size, inner, dim, *way[:4], hard_steps, soft_steps, min_variance, min_weight,
+        (size, blocks, count, inner, dim, *way[:4], hard_steps, soft_steps, min_variance, min_weight,
          reference.MIN_VARIANCE),
         constants,
         totals=(hard_steps + soft_steps) * batch * numbers,

@@ -87,11 +87,16 @@ def _uniform(i, draws_ptr, seed, exists, COUNTED: tl.constexpr):
 
 
 @triton.jit
-def _source(number, draws_ptr, seed, size, stretch, rest, COUNTED: tl.constexpr):
-    """Which point of the tensor is the sample's: a random one of each of as many stretches of equal length."""
-    jitter = (_uniform(number, draws_ptr, seed, number < size, COUNTED) * stretch).to(tl.int32)
-    offset = (_uniform(size, draws_ptr, seed, True, COUNTED) * (rest + 1)).to(tl.int32)
-    return number * stretch + tl.minimum(jitter, stretch - 1) + tl.minimum(offset, rest)
+def _source(number, draws_ptr, seed, size, count, COUNTED: tl.constexpr):
+    """Which point of the tensor is the sample's, as in ``ops.fit.sample_indices``: a random one of its stretch."""
+    u = _uniform(size, draws_ptr, seed, True, COUNTED).to(tl.float64)
+    begin = tl.where(count % size == 0, 0.0, u * size * count).to(tl.int64)
+    before = number.to(tl.int64) * count + begin
+    first = before // size
+    length = (before + count) // size - first
+    jitter = (_uniform(number, draws_ptr, seed, number < size, COUNTED) * length.to(tl.float32)).to(tl.int64)
+    place = first + tl.minimum(jitter, length - 1)
+    return tl.where(place < count, place, place - count).to(tl.int32)
 
 
 @triton.jit
@@ -157,8 +162,7 @@ def fit_kernel(
     seed,
     size,
     blocks,
-    stretch,
-    rest,
+    m,
     inner,
     dim,
     x_b,
@@ -209,14 +213,14 @@ def fit_kernel(
 
         # Start: the sample, and the distances to its first seed.
         chosen = tl.minimum((_uniform(uniforms, draws_ptr, seed, True, COUNTED) * size).to(tl.int32), size - 1)
-        first = _source(chosen, draws_ptr, seed, size, stretch, rest, COUNTED)
+        first = _source(chosen, draws_ptr, seed, size, m, COUNTED)
         first = row_offsets(0, first, inner, x_o, x_i, PATH, ALIGN, W, R)
         center = tl.load(x_ptr + first + d * x_d, mask=d < dim, other=0.0).to(tl.float32)
         for block in range(program, blocks, programs):
             total = tl.zeros((W,), tl.float32)
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                source = _source(points, draws_ptr, seed, size, stretch, rest, COUNTED)
+                source = _source(points, draws_ptr, seed, size, m, COUNTED)
                 x = load_tile(x_ptr, row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R), exists, d, dim, x_d)
                 pointers = sample_ptr + tall(points.to(tl.int64)) * dim + wide(d)
                 tl.store(pointers, x, mask=tall(exists) & wide(d < dim))
@@ -281,7 +285,7 @@ def fit_kernel(
 
     # Lloyd, the statistics of the clusters, EM: the same sums, with hard or soft responsibilities.
     for step in range(hard_steps + soft_steps):
-        anchor, inverse, shift, constant = tables(weights, means, variances, d, dim, floor, K)
+        inverse, constant = tables(weights, variances, d, dim, floor, K)
         count, sum1, sum2 = (), (), ()
         for _ in tl.static_range(K):
             count = count + (tl.zeros((W,), tl.float32),)
@@ -290,8 +294,8 @@ def fit_kernel(
         for block in range(program, blocks, programs):
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                centred = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1) - wide(anchor)
-                scaled, squares = scaled_distances(centred, inverse, shift, K)
+                x = load_tile(sample_ptr, points.to(tl.int64) * dim, exists, d, dim, 1)
+                scaled, squares = scaled_distances(x, means, inverse, K)
                 if step < hard_steps:
                     resp = nearest(squares, exists, K)
                 else:

@@ -15,7 +15,7 @@ from mixnorm.ops.kernels import Mixture
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.em import add_sums, load_components, posteriors, scaled_distances, tables
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
-from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile, wide
+from mixnorm.ops.triton.tiles import channels, load_tile, no_sums, over_width, row_offsets, rows_of_tile
 
 M_STEP_COLUMNS = 8
 
@@ -30,9 +30,13 @@ def em_step(points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
 
 def moments(points: Tensor, resp: Tensor) -> Mixture:
     """λ, μ and σ² of the points under a given ν (B, m, K), which lies in memory as (B, K, m)."""
-    center = points.mean((1, 2), dtype=torch.float32).unsqueeze(1).expand(-1, resp.shape[2], -1)
-    start = Mixture(torch.ones_like(center[..., 0]), center, torch.ones_like(center))
-    return _em_step_into(resp, points, start, given=True)
+    means = points.mean((1, 2), dtype=torch.float32).unsqueeze(1).expand(-1, resp.shape[2], -1)
+    for _ in range(2):  # about the mean of all points, then about the means of the components, which may be far from there
+        found = _em_step_into(
+            resp, points, Mixture(torch.ones_like(means[..., 0]), means, torch.ones_like(means)), given=True
+        )
+        means = found.means
+    return found
 
 
 def _em_step_into(resp: Tensor, points: Tensor, mixture: Mixture, *, given: bool) -> Mixture:
@@ -98,7 +102,7 @@ def _em_step(
     weights, means, variances = load_components(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, d, dim, K
     )
-    anchor, inverse, shift, constant = tables(weights, means, variances, d, dim, floor, K)
+    inverse, constant = tables(weights, variances, d, dim, floor, K)
     count, first, second = (), (), ()
     for _ in tl.static_range(K):
         count = count + (tl.zeros((W,), tl.float32),)
@@ -107,8 +111,8 @@ def _em_step(
     for tile in tl.range(program, tl.cdiv(m, W * R), programs, num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         offsets = row_offsets(tile, points, inner, stride_o, stride_i, PATH, ALIGN, W, R)
-        centred = load_tile(x_ptr, offsets, exists, d, dim, stride_d) - wide(anchor)
-        scaled, squares = scaled_distances(centred, inverse, shift, K)
+        x = load_tile(x_ptr, offsets, exists, d, dim, stride_d)
+        scaled, squares = scaled_distances(x, means, inverse, K)
         if GIVEN:
             resp = ()
             for k in tl.static_range(K):
