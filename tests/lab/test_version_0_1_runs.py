@@ -10,8 +10,8 @@ from version_lab_helpers import COMPARISONS, FOLDERS, MODULE, RUNS, ended, lines
 
 LAB = FOLDER / "lab"
 # Statistics are taken about each component's own mean since then, and other machines have other instructions: the last bit
-# of the first step grows with each of the next ones. Training losses were found to differ by 0.7% after three epochs, and test
-# losses, in the middle of a training, by 4%.
+# of the first step grows with each of the next ones. Training losses were found to differ by 0.7% after three epochs, and
+# test losses, in the middle of a training, by 4%.
 ALIKE = ("epoch", "steps", "learning_rate", "components")
 LOSSES, ERRORS = 0.01, 0.01  # relative, and of all test images
 
