@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from mixnorm.ops import fit as fitting
@@ -122,6 +123,7 @@ def _plan(
         "IN_ORDER": in_order,
         "SEEDED": seeded,
         "COUNTED": counted,
+        "INTEGER": tl.int32 if 2 * size * count < 2**31 else tl.int64,
         **shape._asdict(),
     }
     if programs > 1:

@@ -87,14 +87,14 @@ def _uniform(i, draws_ptr, seed, exists, COUNTED: tl.constexpr):
 
 
 @triton.jit
-def _source(number, draws_ptr, seed, size, count, COUNTED: tl.constexpr):
+def _source(number, draws_ptr, seed, size, count, COUNTED: tl.constexpr, INTEGER: tl.constexpr):
     """Which point of the tensor is the sample's, as in ``ops.fit.sample_indices``: a random one of its stretch."""
     u = _uniform(size, draws_ptr, seed, True, COUNTED).to(tl.float64)
-    begin = tl.where(count % size == 0, 0.0, u * size * count).to(tl.int64)
-    before = number.to(tl.int64) * count + begin
+    begin = tl.where(count % size == 0, 0.0, u * size * count).to(INTEGER)
+    before = number.to(INTEGER) * count + begin
     first = before // size
     length = (before + count) // size - first
-    jitter = (_uniform(number, draws_ptr, seed, number < size, COUNTED) * length.to(tl.float32)).to(tl.int64)
+    jitter = (_uniform(number, draws_ptr, seed, number < size, COUNTED) * length.to(tl.float32)).to(INTEGER)
     place = first + tl.minimum(jitter, length - 1)
     return tl.where(place < count, place, place - count).to(tl.int32)
 
@@ -188,6 +188,7 @@ def fit_kernel(
     IN_ORDER: tl.constexpr,
     SEEDED: tl.constexpr,
     COUNTED: tl.constexpr,
+    INTEGER: tl.constexpr,  # the type that counts stretches of points
     W: tl.constexpr,
     R: tl.constexpr,
     S: tl.constexpr,
@@ -213,14 +214,14 @@ def fit_kernel(
 
         # Start: the sample, and the distances to its first seed.
         chosen = tl.minimum((_uniform(uniforms, draws_ptr, seed, True, COUNTED) * size).to(tl.int32), size - 1)
-        first = _source(chosen, draws_ptr, seed, size, m, COUNTED)
+        first = _source(chosen, draws_ptr, seed, size, m, COUNTED, INTEGER)
         first = row_offsets(0, first, inner, x_o, x_i, PATH, ALIGN, W, R)
         center = tl.load(x_ptr + first + d * x_d, mask=d < dim, other=0.0).to(tl.float32)
         for block in range(program, blocks, programs):
             total = tl.zeros((W,), tl.float32)
             for part in range(PER_BLOCK // (W * R)):
                 points, exists = _own_tile(block, part, size, PER_BLOCK, W, R)
-                source = _source(points, draws_ptr, seed, size, m, COUNTED)
+                source = _source(points, draws_ptr, seed, size, m, COUNTED, INTEGER)
                 x = load_tile(x_ptr, row_offsets(0, source, inner, x_o, x_i, PATH, ALIGN, W, R), exists, d, dim, x_d)
                 pointers = sample_ptr + tall(points.to(tl.int64)) * dim + wide(d)
                 tl.store(pointers, x, mask=tall(exists) & wide(d < dim))
