@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -29,6 +30,8 @@ _ACTIVATIONS = {
 _threads = torch.get_num_threads()
 numba.get_num_threads()
 torch.set_num_threads(_threads)
+# Of numba's threading layers, two threads may not enter this one at once.
+_LOCK = threading.Lock() if numba.threading_layer() == "workqueue" else contextlib.nullcontext()
 
 
 class NumbaKernels(FastKernels):
@@ -218,7 +221,6 @@ def _empty_mixture(points: Tensor, components: int) -> Mixture:
     return Mixture(points.new_empty(shape[:2]), points.new_empty(shape), points.new_empty(shape))
 
 
-_LOCK = threading.Lock()  # not every threading layer of numba may be entered twice
 _NOTHING = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
 _TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
 
