@@ -148,3 +148,17 @@ def test_distill_after_few_points():
         before = layer.eval()(x).std()
         after = mixnorm.distill(layer)(x).std()
     assert before / 1.5 < after < before * 1.5
+
+
+@pytest.mark.parametrize("value", [1e8, 1e10])
+def test_digits_after_one_huge_value(value):
+    """The mixture that it made is far from all others, whose digits must not suffer for it."""
+    torch.manual_seed(0)
+    layer = MixtureNorm2d(8)
+    for seed in range(BATCHES):
+        x = randn(16, 8, 4, 4, seed=seed)
+        x[0, 0, 0, 0] = value if seed == 4 else 0
+        layer(x)
+    x = randn(16, 8, 4, 4, seed=20)
+    found, expected = layer.eval()(x), layer.double()(x.double())
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
