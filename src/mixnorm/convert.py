@@ -6,7 +6,8 @@ import copy
 import inspect
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm.mixture_norm import _MixtureNorm
+from mixnorm.ops import distributed
 from mixnorm.ops.reference import taken_together
 
 Select = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -114,7 +116,9 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     def is_candidate(module: nn.Module) -> bool:
         return _THAWED_OF.get(type(module), type(module)) in _MIXTURE_OF
 
-    return _replace(model, select, is_candidate, mixture_norm, "batch norm")
+    model = _replace(model, select, is_candidate, mixture_norm, "batch norm")
+    _number_layers(model)
+    return model
 
 
 def revert(model: nn.Module, select: Select = None) -> nn.Module:
@@ -156,6 +160,7 @@ def synchronize(model: nn.Module, process_group: Any = None) -> nn.Module:
         raise ValueError("the model has no mixture norm to synchronize: convert it first, or leave this call out")
     for layer in layers:
         layer.process_group = "world" if process_group is None else process_group
+    _number_layers(model)
     return model
 
 
@@ -165,6 +170,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
 
     Running statistics lag behind the weights while the learning rate is high; this takes them anew from the model as it
     is. Only the norms run in training mode meanwhile, so dropout is off. Frozen norms keep what they have.
+
+    With statistics over ranks, every rank calls this with batches of its own, at least one. Some may have fewer than others.
 
     Args:
         batches: inputs, or tuples and lists that begin with one, or mappings of keyword arguments; as many as the history
@@ -186,17 +193,15 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         norm.momentum = 1 / calls[norm]
 
     hooks = [norm.register_forward_pre_hook(take_plain_mean) for norm in norms if isinstance(norm, _BatchNorm)]
-    done = 0
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     try:
         model.eval()
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
-        for batch in batches:
-            _feed(model, batch)
-            done += 1
-        if done == 0:
-            raise ValueError("batches is empty: pass at least one batch to take statistics from")
+        for batch, is_new in _rounds(batches, norms, device):
+            with nullcontext() if is_new else _without_points(norms):
+                _feed(model, batch, device)
     except BaseException:
         for norm, _, state in before:
             norm.load_state_dict(state)
@@ -341,9 +346,64 @@ def _has_statistics(module: nn.Module) -> bool:
     return isinstance(module, _BatchNorm) and module.track_running_stats and type(module) not in _THAWED_OF
 
 
-def _feed(model: nn.Module, batch: Any) -> None:
-    device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+def _number_layers(model: nn.Module) -> None:
+    """Tells the layers with a process group their places in the model, by which ranks know that they are at the same."""
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, _MixtureNorm)]
+    for number, (name, layer) in enumerate(layers, 1):
+        if layer.process_group is not None:
+            layer._group.name, layer._group.number = name, number
 
+
+def _rounds(batches: Iterable[Any], norms: list[Any], device: torch.device) -> Iterator[tuple[Any, bool]]:
+    """The batches, and whether each is new: the last one again as long as another rank still has batches."""
+    found = dict.fromkeys(norm._group.with_others() for norm in norms if isinstance(norm, _MixtureNorm))
+    groups = [group for group in found if group is not None]
+    batch, done, iterator = None, 0, iter(batches)
+    while True:
+        has_batch = 1
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            has_batch = 0
+        counts = [has_batch]
+        for group in groups:
+            alike = {"the step": "recalibrate"}
+            counts += distributed.meet(group, "recalibrate", device, max(counts), alike).counts
+        if done == 0 and min(counts) == 0:
+            where = " on another rank" if has_batch else ""
+            raise ValueError(f"batches is empty{where}: pass at least one batch to take statistics from")
+        if max(counts) == 0:
+            return
+        yield batch, bool(has_batch)
+        done += 1
+
+
+@contextmanager
+def _without_points(norms: list[Any]) -> Iterator[None]:
+    """Norms with statistics over ranks see empty batches and hand on what they got; the others are in evaluation."""
+    inputs: list[Any] = []
+
+    def empty(_: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        inputs.append(arguments[0])
+        return (arguments[0][:0], *arguments[1:])
+
+    hooks = []
+    for norm in norms:
+        if isinstance(norm, nn.SyncBatchNorm) or (isinstance(norm, _MixtureNorm) and norm.process_group is not None):
+            hooks.append(norm.register_forward_pre_hook(empty))
+            hooks.append(norm.register_forward_hook(lambda *_: inputs.pop(), prepend=True))
+        else:
+            norm.eval()
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm in norms:
+            norm.train()
+
+
+def _feed(model: nn.Module, batch: Any, device: torch.device) -> None:
     def place(value: Any) -> Any:
         return value.to(device) if isinstance(value, Tensor) else value
 

@@ -129,7 +129,12 @@ class _MixtureNorm(MixtureHistory):
             else:
                 y = self._normalize_by_history(points, weight, bias)
             y = from_points(y, self.population, like=x)
-        return y.contiguous(memory_format=_memory_format(x))
+        y = y.contiguous(memory_format=_memory_format(x))
+        if y.requires_grad and not torch.compiler.is_compiling() and y._is_view():
+            # As batch norm's, the output is no view: FSDP2 loses sight of one that changes in place, as behind it in a ReLU.
+            # Nothing in the graph keeps the tensor that it is a view of.
+            y = torch.ops.aten._unsafe_view(y, y.shape)
+        return y
 
     def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
         if torch.jit.is_tracing():
@@ -138,7 +143,7 @@ class _MixtureNorm(MixtureHistory):
                 "torch.export where there is no history"
             )
         start = self.start_for(points) if self.seeding == "warm" and self.training else None
-        ranks = None if group is None else distributed.meet(points, group)
+        ranks = None if group is None else self._meet(points, group, start)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
             return empty_like_affine(points, weight, bias)
@@ -148,8 +153,9 @@ class _MixtureNorm(MixtureHistory):
                 "use a larger batch or image, or call eval()"
             )
         components = min(self.num_components, max(1, count // MIN_POINTS))
+        warm = start is not None if ranks is None else ranks.warm
         if components < self.num_components:
-            start = None
+            start, warm = None, False
             self._warn_of_few_points(count, components)
         per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
@@ -161,7 +167,7 @@ class _MixtureNorm(MixtureHistory):
             if kernels.counts and start is None and self.training and self.keeps_history and _in_graph(points):
                 draws: Any = int(torch.randint(2**62, ())), self.num_batches_tracked
             else:
-                draws = gmm.draw(size, points, components, start, fixed=not self.training)
+                draws = gmm.draw(size, points, components, warm=warm, fixed=not self.training)
             fitted = points.detach(), size, draws, components, options, start, kernels
             if ranks is None:
                 sample, mixture = gmm.fit_points(*fitted)
@@ -178,6 +184,24 @@ class _MixtureNorm(MixtureHistory):
                 found = _padded(found, self.num_components)
             self.remember(found, sample, share, kernels)
         return y
+
+    def _meet(self, points: Tensor, group: Any, start: Mixture | None) -> distributed.Ranks:
+        """What the ranks tell each other before they fit: an error on all of them unless they are at the same layer."""
+        own = self._group
+        who = f"{type(self).__name__} {own.name!r}" if own.number else f"{type(self).__name__}({self.num_features})"
+        alike = {
+            "the step": "a forward pass in training",
+            "num_features": self.num_features,
+            "population": self.population,
+            "num_components": self.num_components,
+            "sample_fraction": self.sample_fraction,
+            "max_samples": self.max_samples,
+            "inference='pooled'": self.inference == "pooled",
+            "the dtype of the statistics": compute_dtype(points.dtype),
+            "a gradient of the input": points.requires_grad,
+        }
+        count = points.shape[1] * points.shape[2]
+        return distributed.meet(group, who, points.device, count, alike, number=own.number, warm=start is not None)
 
     def _warn_of_few_points(self, count: int, components: int) -> None:
         if self.training and not self._warned and not torch.compiler.is_compiling():

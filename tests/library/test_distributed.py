@@ -5,10 +5,11 @@ import os
 import distributed_helpers as helpers
 import pytest
 import torch
-from distributed_helpers import CASES, CHANNELS, DATA_PARALLEL, ON_GPU
+from distributed_helpers import CASES, CHANNELS, DATA_PARALLEL, ON_GPU, SHARDED
 from torch import nn
 
 import mixnorm
+from mixnorm.ops.distributed import HEADER
 
 RANKS = 4
 
@@ -71,7 +72,7 @@ def test_collectives_and_bytes_of_a_step(ranks):
     for found in ranks:
         traffic = found["traffic"]
         assert traffic["forward"] == [
-            ("all_reduce", 8 * RANKS + numbers),  # the sizes of the batches, and the first rank's random state
+            ("all_to_all_single", 8 * RANKS * HEADER + numbers),  # headers, and the first rank's random state
             ("reduce", 4 * sample * channels),
             ("broadcast", 4 * mixture),
             ("all_reduce", 8 * mixture),  # the sums of the M-step, in fp64
@@ -84,23 +85,112 @@ def test_evaluation_other_populations_and_one_process_send_nothing(ranks):
     assert [(found["traffic"]["silent"], found["traffic"]["alone"]) for found in ranks] == [([], [])] * RANKS
 
 
-@pytest.mark.parametrize("mode", [*DATA_PARALLEL, "sharded"])
-def test_a_network_trains_as_in_one_process(ranks, mode):
-    """Under DistributedDataParallel (buffers broadcast or not, unused parameters, accumulation) and fully_shard."""
-    model = helpers.network()
-    initial = {name: value.clone() for name, value in model.state_dict().items()}
-    helpers.train(model, slice(None), scale=1, accumulate=mode == "accumulate")
-    for name, expected in model.state_dict().items():
-        states = [found["data parallel"][mode][name] for found in ranks]
+@pytest.fixture(scope="module")
+def one_process():
+    """The network of one process after training, and its evaluation."""
+
+    def trained(accumulate):
+        model = helpers.network()
+        helpers.train(model, slice(None), scale=1, accumulate=accumulate)
+        return helpers.state_and_evaluation(model, model.state_dict())
+
+    return {accumulate: trained(accumulate) for accumulate in (False, True)}
+
+
+@pytest.mark.parametrize("mode", [*DATA_PARALLEL, *(mode for mode in SHARDED if "bfloat16" not in mode)])
+def test_a_network_trains_as_in_one_process(ranks, one_process, mode):
+    """Under DistributedDataParallel (buffers broadcast or not, unused parameters, accumulation) and both kinds of FSDP."""
+    initial = helpers.network().state_dict()
+    expected = one_process[mode == "accumulate"]
+    found = [rank["sharded" if mode in SHARDED else "data parallel"][mode] for rank in ranks]
+    assert found[0]["state"].keys() == expected["state"].keys()
+    for name, value in expected["state"].items():
+        states = [rank["state"][name] for rank in found]
         assert all(torch.equal(state, states[0]) for state in states)
-        assert_near(states[0], expected)
-        assert torch.equal(expected, initial[name]) == name.startswith("spare")
+        assert_near(states[0], value)
+        assert torch.equal(value, initial[name]) == name.startswith("spare")
+    for rank in found:
+        assert_near(rank["evaluated"], expected["evaluated"])
+
+
+@pytest.mark.parametrize("mode", [mode for mode in SHARDED if "bfloat16" in mode])
+def test_a_sharded_network_in_mixed_precision(ranks, mode):
+    """All ranks have the same state, in fp32, and a network of one process evaluates with it."""
+    initial, found = helpers.network().state_dict(), [rank["sharded"][mode] for rank in ranks]
+    for name, value in found[0]["state"].items():
+        assert value.dtype == initial[name].dtype
+        assert value.isfinite().all()
+        assert all(torch.equal(rank["state"][name], value) for rank in found)
+        assert torch.equal(value, initial[name]) == name.startswith("spare")
+    again = helpers.network()
+    again.load_state_dict(found[0]["state"])
+    assert_near(found[0]["evaluated"], helpers.state_and_evaluation(again, {})["evaluated"], 2**-6)
+
+
+def test_the_first_ranks_buffers_are_broadcast(ranks):
+    """A history of its own on every rank, two of its five slots filled, becomes the first rank's."""
+    layer = helpers.history_layer()
+    for step in range(2):
+        layer(helpers.history_batch(0, step))
+    evaluated = layer.eval()(helpers.history_batch(0, 9)).detach()
+    found = [rank["broadcast buffers"] for rank in ranks]
+    assert [int((rank["state"]["history_weights"].sum(-1) > 0).sum()) for rank in found] == [2] * RANKS
+    assert not torch.equal(found[1]["own"]["history_means"], found[0]["own"]["history_means"])
+    for rank in found:
+        for name, value in layer.state_dict().items():
+            assert torch.equal(rank["state"][name], value), name
+        assert torch.equal(rank["evaluated"], evaluated)
+
+
+def test_recalibrate_with_more_batches_on_some_ranks(ranks):
+    """As one process with the batches of each round together; a norm of the rank's own sees its own batches alone."""
+    layer = helpers.WithView().norm
+    torch.manual_seed(1)
+    rounds = [[r for r in range(RANKS) if helpers.BATCHES[r] > i] for i in range(max(helpers.BATCHES))]
+    mixnorm.recalibrate(
+        layer, [torch.cat([helpers.recalibration_batch(r, i) for r in there]) for i, there in enumerate(rounds)]
+    )
+    for rank, found in enumerate(rank["recalibrated"] for rank in ranks):
+        for name, expected in layer.state_dict().items():
+            assert_near(found["state"][f"norm.{name}"], expected)
+        assert found["state"]["batch_norm.num_batches_tracked"] == helpers.BATCHES[rank]
+        assert found["hooks"] == 0
+        assert found["error"].startswith("batches is empty" if rank == 2 else "batches is empty on another rank")
+        assert found["kept"]
 
 
 def test_what_cannot_be_done_is_an_error_on_every_rank(ranks):
     for found in ranks:
         assert "expected more than 1 value per channel" in found["errors"]["single point"]
         assert "once_differentiable" in found["errors"]["twice"]
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("frozen", "the ranks are at different layers, this one at MixtureNorm2d 'body.{layer}'"),
+        ("option", "num_components is {components} on rank {rank}, but not on rank {others}"),
+        ("gradient", "a gradient of the input is {gradient} on rank {rank}, but not on rank {others}"),
+        ("step", "the step is '{step}' on rank {rank}, but not on rank {others}"),
+    ],
+)
+def test_every_rank_hears_of_a_disagreement(ranks, what, sentence):
+    for rank, found in enumerate(ranks):
+        other = rank == 2
+        words = {"layer": 4 if other else 1, "components": 2 + other, "gradient": not other, "rank": rank}
+        step = "recalibrate" if other else "a forward pass in training"
+        assert sentence.format(**words, step=step, others="0, 1, 3" if other else "2") in found["disagreements"][what]
+        assert "on all" in found["disagreements"][what]
+
+
+@pytest.mark.parametrize("what", ["evaluation", "backward"])
+def test_a_rank_that_does_not_come(ranks, what):
+    """Those who wait say so, and why, before and after the group's timeout."""
+    for found in (rank["silence"][what] for rank in ranks[:3]):
+        assert found["error"].startswith(
+            "MixtureNorm2d(2) could not reach the other ranks: all ranks must run the same layers"
+        )
+        assert "has waited 0.2 s for the other ranks, and still waits: all ranks must run" in found["warnings"][0]
 
 
 def test_copies_share_the_group_and_pickles_leave_it_out(ranks):

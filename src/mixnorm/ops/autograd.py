@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -40,7 +39,9 @@ class Transform(torch.autograd.Function):
     ) -> Tensor:
         if points.numel() == 0:
             return torch.empty_like(points)
-        return kernels.mix(points, resp, Mixture(weights, means, variances), weight, bias, form)
+        y = kernels.mix(points, resp, Mixture(weights, means, variances), weight, bias, form)
+        # A function's view could not be changed in place.
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -72,7 +73,7 @@ def _over_ranks(
     def add_up(lines: Tensor) -> None:
         """∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k, from this rank's loss and points to those of all."""
         lines.mul_(count)
-        dist.all_reduce(lines, group=ranks.group)
+        ranks.add_up(lines)
         lines.div_(ranks.total)
 
     kernels = ctx.kernels if count else REFERENCE  # a rank without points only takes part in the sum
