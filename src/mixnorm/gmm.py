@@ -130,7 +130,7 @@ def fit_mixture(
     kernels = kernels_for(points, num_components, backend)
     options = fit.Options(em_iters // 2, em_iters - em_iters // 2, min_variance, min_weight)
     start = None if init is None else _flat_mixture(init, lead, num_components, points)
-    draws = draw(size, points, num_components, generator, warm=start is not None)
+    draws = draw(size, points, num_components, start, generator)
     _, (weights, means, variances) = fit_points(points, size, draws, num_components, options, start, kernels)
     shape = (*lead, num_components)
     return GaussianMixture(weights.view(shape), means.view(*shape, -1), variances.view(*shape, -1))
@@ -175,16 +175,16 @@ def draw(
     size: int,
     points: Tensor,
     components: int,
+    start: Mixture | None,
     generator: torch.Generator | None = None,
     *,
-    warm: bool = False,
     fixed: bool = False,
 ) -> Tensor:
     """All the random numbers of a fit at once, because on a GPU each call is a launch.
 
-    ``warm``: of a fit that starts from a mixture. ``fixed``: the same numbers every time in place of random ones.
+    ``fixed``: the same numbers every time in place of random ones.
     """
-    seeds = components if warm else fit.num_uniforms(components)
+    seeds = fit.num_uniforms(components) if start is None else components
     count = size + 1 + points.shape[0] * seeds
     if fixed:  # multiples of the golden ratio: as even as numbers in [0, 1) can be
         steps = torch.arange(1, count + 1, dtype=torch.float64, device=points.device)

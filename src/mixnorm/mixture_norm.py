@@ -143,7 +143,7 @@ class _MixtureNorm(MixtureHistory):
                 "torch.export where there is no history"
             )
         start = self.start_for(points) if self.seeding == "warm" and self.training else None
-        ranks = None if group is None else self._meet(points, group, start)
+        ranks = None if group is None else self._meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
             return empty_like_affine(points, weight, bias)
@@ -153,9 +153,8 @@ class _MixtureNorm(MixtureHistory):
                 "use a larger batch or image, or call eval()"
             )
         components = min(self.num_components, max(1, count // MIN_POINTS))
-        warm = start is not None if ranks is None else ranks.warm
         if components < self.num_components:
-            start, warm = None, False
+            start = None
             self._warn_of_few_points(count, components)
         per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
@@ -167,7 +166,7 @@ class _MixtureNorm(MixtureHistory):
             if kernels.counts and start is None and self.training and self.keeps_history and _in_graph(points):
                 draws: Any = int(torch.randint(2**62, ())), self.num_batches_tracked
             else:
-                draws = gmm.draw(size, points, components, warm=warm, fixed=not self.training)
+                draws = gmm.draw(size, points, components, start, fixed=not self.training)
             fitted = points.detach(), size, draws, components, options, start, kernels
             if ranks is None:
                 sample, mixture = gmm.fit_points(*fitted)
@@ -185,10 +184,10 @@ class _MixtureNorm(MixtureHistory):
             self.remember(found, sample, share, kernels)
         return y
 
-    def _meet(self, points: Tensor, group: Any, start: Mixture | None) -> distributed.Ranks:
+    def _meet(self, points: Tensor, group: Any) -> distributed.Ranks:
         """What the ranks tell each other before they fit: an error on all of them unless they are at the same layer."""
         own = self._group
-        who = f"{type(self).__name__} {own.name!r}" if own.number else f"{type(self).__name__}({self.num_features})"
+        who = f"{type(self).__name__} {own.name!r}" if own.name else f"{type(self).__name__}({self.num_features})"
         alike = {
             "the step": "a forward pass in training",
             "num_features": self.num_features,
@@ -201,7 +200,7 @@ class _MixtureNorm(MixtureHistory):
             "a gradient of the input": points.requires_grad,
         }
         count = points.shape[1] * points.shape[2]
-        return distributed.meet(group, who, points.device, count, alike, number=own.number, warm=start is not None)
+        return distributed.meet(group, who, points.device, count, alike, own.number)
 
     def _warn_of_few_points(self, count: int, components: int) -> None:
         if self.training and not self._warned and not torch.compiler.is_compiling():

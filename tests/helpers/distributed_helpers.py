@@ -224,10 +224,11 @@ class Network(nn.Module):
             nn.Conv2d(CHANNELS, 4, 2),
             nn.BatchNorm2d(4),
         )
+        self.head = nn.Linear(4 * 3 * 2, 6)
         self.spare = nn.Linear(2, 2)  # takes part in no forward pass
 
     def forward(self, x):
-        return self.body(x).flatten(1)
+        return self.head(self.body(x).flatten(1))
 
 
 def network():
@@ -237,7 +238,7 @@ def network():
 
 def network_batch(step):
     generator = torch.Generator().manual_seed(step)
-    return torch.randn(8, 2, 6, 5, generator=generator), torch.randn(8, 4 * 3 * 2, generator=generator)
+    return torch.randn(8, 2, 6, 5, generator=generator), torch.randn(8, 6, generator=generator)
 
 
 def train(model, part, *, scale, accumulate=False):

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from layer_helpers import CHANNELS, assert_same, points, trained
+from layer_helpers import CHANNELS, CONFIGURATIONS, assert_same, points, trained
 from torch import nn
 from torch.autograd import forward_ad
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -241,3 +241,22 @@ def test_vmap_over_batches():
     )
     found = torch.func.vmap(layer, randomness="different")(x)
     torch.testing.assert_close(found, torch.stack([layer(batch) for batch in x]))
+
+
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("images", [1, 4])
+def test_an_operation_in_place_behind_the_layer(options, images):
+    """As behind batch norm: the output is a tensor of its own, and gradients are those of an operation out of place."""
+
+    def gradients(backend, training, act):
+        layer = trained(MixtureNorm2d(CHANNELS, backend=backend, **options)).train(training)
+        x = points(images, CHANNELS, 6, 5).requires_grad_()
+        torch.manual_seed(1)
+        y = layer(x * 1)
+        assert not y._is_view()
+        act(y).square().sum().backward()
+        return [x.grad, *(p.grad for p in layer.parameters())]
+
+    for backend in ("auto", "reference"):
+        for training in (True, False):
+            assert_same(gradients(backend, training, torch.relu_), gradients(backend, training, torch.relu))

@@ -21,7 +21,7 @@ from mixnorm.ops.autograd import Transform
 from mixnorm.ops.kernels import Form, Kernels, Mixture, compute_dtype
 
 WORLD = "world"  # the default group, whatever it is when the layer runs
-HEADER = 12  # numbers by which ranks know each other when they meet
+HEADER = 11  # numbers by which ranks know each other when they meet
 PATIENCE = timedelta(seconds=30)  # a rank that waits longer says so
 ALIKE = (
     "all ranks must run the same layers forward and backward, each layer in training on all of them or on none, and a rank "
@@ -72,14 +72,13 @@ def _without_group() -> Group:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What the ranks know of each other: how many points each has, the first one's random state, and how it seeds."""
+    """What the ranks know of each other: how many points each has, and the first one's random state."""
 
     group: Any
     who: str  # the layer, for its errors
     counts: list[int]
     rank: int
     random_state: Tensor
-    warm: bool
 
     @property
     def total(self) -> int:
@@ -135,17 +134,8 @@ def outside_compiler(function: Callable[..., Tensor], *arguments: Any) -> Tensor
     return function(*arguments)
 
 
-def meet(
-    group: Any,
-    who: str,
-    device: torch.device,
-    count: int,
-    alike: dict[str, Any],
-    *,
-    number: int = 0,
-    warm: bool = False,
-) -> Ranks:
-    """Tells every rank how many points the others have, the first rank's random state, and whether it starts warm.
+def meet(group: Any, who: str, device: torch.device, count: int, alike: dict[str, Any], number: int = 0) -> Ranks:
+    """Tells every rank how many points the others have, and the first rank's random state.
 
     ``alike`` is what must be the same on all ranks, and ``number`` says which layer this is, unless that is 0. Where they
     are not the same, every rank raises an error. The message is an all-to-all because nobody else sends those: gloo ends
@@ -160,7 +150,7 @@ def meet(
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     state = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
     state = state.view(torch.int64)
-    header = [count, int(warm), number, *(zlib.crc32(repr(value).encode()) for value in alike.values())]
+    header = [count, number, *(zlib.crc32(repr(value).encode()) for value in alike.values())]
     mine = torch.tensor(header + [0] * (HEADER - len(header)))
     sizes = [HEADER + len(state), *[HEADER] * (size - 1)]  # what each rank tells each of the others
     sent = torch.cat((mine, state) if rank == 0 else (mine,)).repeat(size).to(device)
@@ -169,15 +159,14 @@ def meet(
     first, *others = message.cpu().split(sizes)
     headers = torch.stack((first[:HEADER], *others)).T.tolist()
     _check_alike(who, rank, alike, headers)
-    return Ranks(group, who, headers[0], rank, first[HEADER:].clone().view(torch.uint8), bool(headers[1][0]))
+    return Ranks(group, who, headers[0], rank, first[HEADER:].clone().view(torch.uint8))
 
 
 def _check_alike(who: str, rank: int, alike: dict[str, Any], headers: list[list[int]]) -> None:
     """Raises where the ranks do not agree on what they are doing; all of them find out together."""
-    numbers = [number or headers[2][rank] for number in headers[2]]
-    if len(set(numbers) - {0}) > 1:
+    if len(set(headers[1]) - {0}) > 1:
         raise RuntimeError(f"the ranks are at different layers, this one at {who}: {ALIKE}")
-    for name, values in zip(alike, headers[3:], strict=False):
+    for name, values in zip(alike, headers[2:], strict=False):
         if len(set(values)) > 1:
             others = ", ".join(str(r) for r, value in enumerate(values) if value != values[rank])
             raise RuntimeError(
