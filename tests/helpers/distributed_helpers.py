@@ -299,18 +299,21 @@ def state_and_evaluation(model, state):
 
 def broadcast_buffers(rank, pair):
     """Histories of each rank's own batches, of which DistributedDataParallel makes the first rank's."""
-    layer = history_layer()
-    model = DistributedDataParallel(layer)
-    for step in range(2):
-        model(history_batch(rank, step)).sum().backward()
-    own = {name: value.clone() for name, value in layer.state_dict().items()}
-    evaluated = model.eval()(history_batch(0, 9)).detach()
-    return {"own": own, "state": dict(layer.state_dict()), "evaluated": evaluated}
+    found = {}
+    for inference in ("ensemble", "pooled"):
+        layer = history_layer(inference)
+        model = DistributedDataParallel(layer)
+        for step in range(2):
+            model(history_batch(rank, step)).sum().backward()
+        own = layer.history_means.clone()
+        evaluated = model.eval()(history_batch(0, 9)).detach()
+        found[inference] = {"own": own, "state": dict(layer.state_dict()), "evaluated": evaluated}
+    return found
 
 
-def history_layer():
+def history_layer(inference):
     torch.manual_seed(0)
-    return mixnorm.MixtureNorm2d(CHANNELS, history=5, backend="reference")
+    return mixnorm.MixtureNorm2d(CHANNELS, history=5, inference=inference, backend="reference")
 
 
 def history_batch(rank, step):

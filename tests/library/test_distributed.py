@@ -6,6 +6,7 @@ import distributed_helpers as helpers
 import pytest
 import torch
 from distributed_helpers import CASES, CHANNELS, DATA_PARALLEL, ON_GPU, SHARDED
+from layer_helpers import assert_same
 from torch import nn
 
 import mixnorm
@@ -127,18 +128,18 @@ def test_a_sharded_network_in_mixed_precision(ranks, mode):
     assert_near(found[0]["evaluated"], helpers.state_and_evaluation(again, {})["evaluated"], 2**-6)
 
 
-def test_the_first_ranks_buffers_are_broadcast(ranks):
+@pytest.mark.parametrize("inference", ["ensemble", "pooled"])
+def test_the_first_ranks_buffers_are_broadcast(ranks, inference):
     """A history of its own on every rank, two of its five slots filled, becomes the first rank's."""
-    layer = helpers.history_layer()
+    layer = helpers.history_layer(inference)
     for step in range(2):
         layer(helpers.history_batch(0, step))
     evaluated = layer.eval()(helpers.history_batch(0, 9)).detach()
-    found = [rank["broadcast buffers"] for rank in ranks]
-    assert [int((rank["state"]["history_weights"].sum(-1) > 0).sum()) for rank in found] == [2] * RANKS
-    assert not torch.equal(found[1]["own"]["history_means"], found[0]["own"]["history_means"])
+    found = [rank["broadcast buffers"][inference] for rank in ranks]
+    assert not torch.equal(found[1]["own"], found[0]["own"])
     for rank in found:
-        for name, value in layer.state_dict().items():
-            assert torch.equal(rank["state"][name], value), name
+        assert int((rank["state"]["history_weights"].sum(-1) > 0).sum()) == 2
+        assert_same(rank["state"], dict(layer.state_dict()))
         assert torch.equal(rank["evaluated"], evaluated)
 
 
