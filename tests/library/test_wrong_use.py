@@ -100,5 +100,5 @@ def test_what_cannot_run_here_is_an_error(monkeypatch):
     monkeypatch.setattr("mixnorm.ops.triton.INTERPRETED", False)  # with the interpreter it could
     with pytest.raises((RuntimeError, NotImplementedError), match="triton"):
         MixtureNorm2d(4, backend="triton")(randn(2, 4, 3, 3))
-    with pytest.raises(ValueError, match=r"process_group=.* is no process group"):
+    with pytest.raises(ValueError, match=r"process_group=.* is not a process group"):
         MixtureNorm2d(4, process_group=object())(randn(2, 4, 3, 3))
