@@ -27,6 +27,10 @@ def assert_near(found, expected, tolerance=1e-5):
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    if found.dtype == torch.bfloat16:  # a number in the middle of two may go to either
+        torch.testing.assert_close(found, expected, atol=tolerance, rtol=torch.finfo(found.dtype).eps, equal_nan=True)
+        assert (found != expected).float().mean() < 0.01
+        return
     torch.testing.assert_close(found, expected, atol=tolerance * scale, rtol=0, equal_nan=True)
 
 
