@@ -206,8 +206,8 @@ def sample_size(count: int, num_components: int, fraction: float, max_samples: i
         raise ValueError(f"sample_fraction={fraction} is not in (0, 1]: 1.0 takes every point")
     if max_samples is not None and max_samples < num_components:
         raise ValueError(f"max_samples={max_samples} is less than num_components={num_components}: raise it, or use None")
-    wanted = max(round(fraction * count), 16 * num_components)
-    return min(count, wanted, count if max_samples is None else max_samples)
+    wanted = torch.sym_max(round(fraction * count), 16 * num_components)  # not max: an exported graph takes any count
+    return torch.sym_min(count, wanted if max_samples is None else torch.sym_min(wanted, max_samples))
 
 
 def _check_points(x: Tensor, num_components: int) -> None:

@@ -152,7 +152,10 @@ class _MixtureNorm(MixtureHistory):
                 f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
                 "use a larger batch or image, or call eval()"
             )
-        components = min(self.num_components, max(1, count // MIN_POINTS))
+        components, share = self.num_components, 1.0
+        if count < MIN_POINTS * components:
+            share = count / (MIN_POINTS * components)  # such a batch counts for less
+            components = max(1, count // MIN_POINTS)
         if components < self.num_components:
             start = None
             self._warn_of_few_points(count, components)
@@ -178,7 +181,6 @@ class _MixtureNorm(MixtureHistory):
             y, found = distributed.transform(points, mixture, weight, bias, form, kernels, ranks)
         if self.training and (torch.compiler.is_compiling() or not in_backward()):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
-            share = min(1.0, count / (MIN_POINTS * self.num_components))  # a batch of few points counts for less
             if components < self.num_components:
                 found = _padded(found, self.num_components)
             self.remember(found, sample, share, kernels)

@@ -50,6 +50,22 @@ def test_export_is_of_pytorchs_own_operations_for_any_batch_size(options):
         torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [{}, {"population": "instance"}, {"track_running_stats": False}], ids=str)
+@torch.no_grad()
+def test_export_for_any_batch_size_and_image_size(options, strict):
+    norm = MixtureNorm2d(6, **{"num_components": 2, "history": 2, **options})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    for seed in range(3):
+        model(points(8, 3, 7, 6, seed=seed))
+    sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim("h"), 3: torch.export.Dim("w")}
+    program = torch.export.export(model.eval(), (points(4, 3, 6, 6),), dynamic_shapes=(sizes,), strict=strict).module()
+    for count, height, width in ((2, 9, 8), (5, 6, 12), (1, 16, 16), (2, 130, 130)):  # of the last, not all points are fitted
+        x = points(count, 3, height, width, seed=9)
+        torch.testing.assert_close(program(x), model(x), atol=1e-5, rtol=1e-5)
+
+
 def test_export_with_a_gradient_and_in_strict_mode():
     """A model exported outside ``no_grad`` can be fine-tuned."""
     model = trained_model()

@@ -229,6 +229,54 @@ def test_the_default_compiler():
         check(plain, other, compiled(other, backend="inductor"), steps=2)
 
 
+def between_convolutions(**options):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), MixtureNorm2d(8, **options), nn.ReLU(), nn.Conv2d(8, 4, 3))
+
+
+def check_sizes(sizes, *, training=(True, False), backend="inductor", dynamic=None, **options):
+    """A model of convolutions gives what it gives without a compiler, at each size in turn."""
+    plain = between_convolutions(**options)
+    other = copy.deepcopy(plain)
+    forward = torch.compile(other, fullgraph=True, backend=backend, dynamic=dynamic)
+    for mode in training:
+        for seed, size in enumerate(sizes):
+            x, results = rand(size[0], 3, *size[1:], seed=seed), []
+            for function, model in ((forward, other), (plain, plain)):
+                leaf = x.clone().requires_grad_()
+                model.train(mode)
+                torch.manual_seed(seed)
+                y = function(leaf)
+                found = torch.autograd.grad(y, [leaf, *model.parameters()], rand(*y.shape, seed=100 + seed) / y.numel())
+                results.append([y.detach(), *found])
+            assert_close(*results)
+    assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
+
+
+BATCHES = [(4, 10, 10), (6, 10, 10), (9, 10, 10)]
+IMAGES = [(4, 10, 10), (4, 12, 11), (5, 9, 14)]
+
+
+@torch._inductor.config.patch(fallback_random=True)
+def test_convolutions_with_the_default_compiler_for_any_batch_size():
+    check_sizes(BATCHES, training=(True,), dynamic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("sizes", [BATCHES, IMAGES], ids=["batches", "images"])
+@torch._inductor.config.patch(fallback_random=True)
+def test_convolutions_with_the_default_compiler_for_any_size(sizes, dynamic):
+    check_sizes(sizes, dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dynamic", with_slow([None], [True]))
+@pytest.mark.filterwarnings("ignore:a batch of:UserWarning")
+def test_a_batch_of_few_points_is_another_graph(dynamic):
+    """It gets fewer components; a batch of one image has fewer dimensions that may change."""
+    check_sizes([(4, 10, 10), (2, 5, 5), (3, 5, 5), (1, 10, 10)], training=(True,), backend="aot_eager", dynamic=dynamic)
+
+
 def test_a_model_with_one_norm_converted():
     torch.manual_seed(0)
     plain = mixnorm.convert(CifarCNN(), "conv3.*", num_components=3)
@@ -293,7 +341,7 @@ def parameter(seed):
 
 def normalize_inputs(*, points=None, weight=True, bias=True):
     resp = torch.softmax(rand(2, 21, K, seed=7), -1)
-    points = (rand(*POINTS) if points is None else points).requires_grad_()
+    points = (rand(*POINTS) if points is None else points).unsqueeze(0).requires_grad_()
     return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None
 
 
@@ -330,7 +378,7 @@ CALLS = {
     ),
     "normalize_backward": lambda: (
         library.transform_backward,
-        (rand(*POINTS, seed=10), *(t.detach() for t in normalize_inputs()), *OPTIONS),
+        (rand(1, *POINTS, seed=10), *(t.detach() for t in normalize_inputs()), *OPTIONS),
     ),
     "inference": lambda: (
         library.inference,

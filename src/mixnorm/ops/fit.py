@@ -41,13 +41,12 @@ def sample_indices(count: int, size: int, draws: Tensor) -> Tensor:
     numbers: a place in each stretch, and where the first one begins. The points count as a circle there: stretches that
     cannot all be of one length may begin anywhere, and the last one goes on at the first point.
     """
-    begin = (draws[size].double() * size * count).long() if count % size else 0
+    # Without a question about the sizes, which would hold an exported graph to the answer.
+    begin = (draws[size].double() * size * count).long() * min(count % size, 1)
     ends = (torch.arange(size + 1, device=draws.device) * count + begin) // size
-    index = ends[:-1]
-    if count > size:
-        lengths = ends.diff()
-        index = index + torch.minimum((draws[:size] * lengths).long(), lengths - 1)
-    return torch.where(index < count, index, index - count) if count % size else index
+    lengths = ends[1:] - ends[:-1]
+    index = ends[:-1] + torch.minimum((draws[:size] * lengths).long(), lengths - 1)
+    return torch.where(index < count, index, index - count)
 
 
 def squared_distances(x: Tensor, centers: Tensor) -> Tensor:

@@ -49,7 +49,9 @@ class Operators(Kernels):
             resp, found = self.em_step(points.detach(), mixture)
         if self.plain_transform:
             return self.normalize(points, resp, weight, bias, form), found
-        return transform(points, resp, *found, weight, bias, _numbers(form), self.name), found
+        # With an axis more: inductor takes a view with four, saved for the gradient, for images, and cannot sort its strides.
+        y = transform(points.unsqueeze(0), resp, *found, weight, bias, _numbers(form), self.name)
+        return y[0], found
 
     def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
@@ -179,7 +181,7 @@ def transform(
     kernels: str,
 ) -> Tensor:
     mixture = Mixture(weights, means, variances)
-    return _as(points, _kernels(kernels).mix(points, resp, mixture, weight, bias, _form(form)))
+    return _as(points, _kernels(kernels).mix(points[0], resp, mixture, weight, bias, _form(form)).unsqueeze(0))
 
 
 @transform.register_fake
@@ -201,8 +203,8 @@ def transform_backward(
     kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     mixture = Mixture(weights, means, variances)
-    found = _kernels(kernels).mix_backward(grad, points, resp, mixture, weight, bias, _form(form))
-    return _as(points, found[0]), *_parameters(points, found[1:], (weight, bias))
+    found = _kernels(kernels).mix_backward(grad[0], points[0], resp, mixture, weight, bias, _form(form))
+    return _as(points, found[0].unsqueeze(0)), *_parameters(points, found[1:], (weight, bias))
 
 
 @transform_backward.register_fake
