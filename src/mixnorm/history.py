@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture
 from mixnorm.ops import reference
-from mixnorm.ops.choose import in_backward
+from mixnorm.ops.choose import in_backward, is_followed
 from mixnorm.ops.kernels import History, Kernels, Mixture, compute_dtype
 from mixnorm.populations import WITH_HISTORY
 
@@ -82,10 +82,11 @@ class MixtureHistory(nn.Module):
         )
 
     def _is_empty(self) -> bool:
-        """Whether the history holds no batch. What a GPU counted is not read back: there, any batch counts."""
-        if torch.compiler.is_compiling() or self.num_batches_tracked.device.type != "cpu":
+        """Whether the history holds no batch. What a GPU or a tracer counted is not read back: there, any batch counts."""
+        count = self.num_batches_tracked
+        if torch.compiler.is_compiling() or count.device.type != "cpu" or is_followed(count):
             return not self._seen
-        return not self.num_batches_tracked
+        return not count
 
     def effective_components(self) -> int | Tensor:
         """How many components the last training batch used; a tensor where there are several mixtures."""
@@ -121,16 +122,17 @@ class MixtureHistory(nn.Module):
     def remember(self, statistics: Mixture, sample: Tensor, share: float, kernels: Kernels) -> None:
         """Keeps a training batch: its mixture in the queues, where it counts for ``share`` of a whole batch, its sample."""
         if not self.keeps_history:
-            one = self.population == "batch"
-            self._last_statistics = Mixture(*(t.squeeze(0) for t in statistics)) if one else statistics
+            if not is_followed(sample):  # what a function transform or a tracer made must not outlive it
+                one = self.population == "batch"
+                self._last_statistics = Mixture(*(t.squeeze(0) for t in statistics)) if one else statistics
             return
         queues, tracked = self.queues()
         newest = statistics if share == 1 else statistics._replace(weights=statistics.weights * share)
         with torch.no_grad():
             kernels.push(queues, newest, tracked)
-        self._seen = True
-        self._pooled = None
-        if self.inference == "pooled":
+        if not torch.compiler.is_exporting():  # then the batch is a later one, of the program
+            self._seen, self._pooled = True, None
+        if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
 
     def _keep_sample(self, sample: Tensor, statistics: Mixture) -> None:
@@ -161,7 +163,7 @@ class MixtureHistory(nn.Module):
         A recomputation starts where its forward pass did. It is known by a random number, because activation checkpointing
         puts the generator back.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_followed(points):
             return self._newest_for(points)
         number = int(torch.randint(2**62, ()))
         if number in self._warm_starts and in_backward():

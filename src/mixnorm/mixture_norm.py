@@ -314,8 +314,9 @@ def _padded(mixture: Mixture, count: int) -> Mixture:
 
 def _memory_format(x: Tensor) -> torch.memory_format:
     """The memory format that batch norm would answer with."""
+    if torch._C._are_functorch_transforms_active():  # vmap knows only whether a tensor is contiguous
+        return torch.contiguous_format
     for rank, memory_format in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        # In this order: vmap knows only whether a tensor is contiguous.
         if x.dim() == rank and not x.is_contiguous() and x.is_contiguous(memory_format=memory_format):
             return memory_format
     return torch.contiguous_format

@@ -1,5 +1,6 @@
 """torch.export, ONNX and torch.jit.trace: the evaluation of a model as a graph that runs without this library."""
 
+import copy
 import io
 
 import pytest
@@ -61,7 +62,7 @@ def test_export_for_any_batch_size_and_image_size(options, strict):
         model(points(8, 3, 7, 6, seed=seed))
     sizes = {0: torch.export.Dim("n"), 2: torch.export.Dim("h"), 3: torch.export.Dim("w")}
     program = torch.export.export(model.eval(), (points(4, 3, 6, 6),), dynamic_shapes=(sizes,), strict=strict).module()
-    for count, height, width in ((2, 9, 8), (5, 6, 12), (1, 16, 16), (2, 130, 130)):  # of the last, not all points are fitted
+    for count, height, width in ((2, 9, 8), (5, 6, 12), (1, 16, 16), (2, 130, 130)):  # max_samples of the last
         x = points(count, 3, height, width, seed=9)
         torch.testing.assert_close(program(x), model(x), atol=1e-5, rtol=1e-5)
 
@@ -74,6 +75,21 @@ def test_export_with_a_gradient_and_in_strict_mode():
     upstream = torch.randn(5, 6, 4)
     found, expected = ([y := m(x), *torch.autograd.grad(y, list(m.parameters()), upstream)] for m in (program, model))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_export_of_a_model_in_training(strict):
+    """The program has the history as buffers, as it has those of a batch norm, and its batches enter it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), MixtureNorm2d(6, num_components=1))
+    x = points(4, 3, 7, 6)
+    program = torch.export.export(copy.deepcopy(model), (x,), strict=strict).module()
+    for count in range(1, 3):
+        torch.testing.assert_close(program(x), model(x), atol=1e-5, rtol=1e-5)
+        assert model[1].num_batches_tracked == count
+        torch.testing.assert_close(dict(program.named_buffers()), dict(model.named_buffers()), atol=1e-5, rtol=1e-5)
+    program(x * torch.nan)
+    torch.testing.assert_close(dict(program.named_buffers()), dict(model.named_buffers()), atol=1e-5, rtol=1e-5)
 
 
 def test_export_of_pooled_says_what_to_do_and_that_works():

@@ -1,7 +1,12 @@
 """What looks at each of PyTorch's operations, or hands in tensors of its own, gets the reference and misses nothing."""
 
+import copy
+import pickle
+
 import pytest
 import torch
+from torch import nn
+from torch.func import functional_call, grad, jacfwd, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import mixnorm
@@ -30,6 +35,84 @@ def test_many_gradients_at_once(training):
     (found,) = torch.autograd.grad(y, x, upstream, is_grads_batched=True, retain_graph=True)
     expected = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in upstream]
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_a_jacobian_at_once():
+    layer, x = trained(24, 2).double().train(), torch.randn(24, 2, dtype=torch.float64)
+    found, expected = [], []
+    for vectorize, results in ((True, found), (False, expected)):
+        torch.manual_seed(0)
+        results.append(torch.autograd.functional.jacobian(layer, x, vectorize=vectorize))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_vmap_over_gradients(training):
+    layer = trained(24, 2).train(training)
+    x = torch.randn(24, 2, requires_grad=True)
+    y = layer(x)
+    upstream = torch.randn(3, 24, 2)
+    found = vmap(lambda one: torch.autograd.grad(y, x, one, retain_graph=True)[0])(upstream)
+    expected = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in upstream]
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+OPTIONS = [
+    {},
+    {"population": "channel"},
+    {"population": "instance"},
+    {"population": "layer"},
+    {"track_running_stats": False},
+]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_an_ensemble_trains_and_evaluates_as_its_models(options, training):
+    """With the same random numbers for each. The statistics are in the buffers that were given, model by model."""
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Conv2d(2, 4, 3), mixnorm.MixtureNorm2d(4, **options)).double() for _ in range(3)]
+    x = torch.randn(8, 2, 8, 8, dtype=torch.float64)
+    for model in models:
+        model(x)
+        model.train(training)
+    base = copy.deepcopy(models[0])
+    parameters, buffers = stack_module_state(models)
+
+    def loss(parameters, buffers):
+        y = functional_call(base, (parameters, buffers), (x,))
+        return (y * torch.arange(y.numel()).sin().view(y.shape)).sum(), y
+
+    torch.manual_seed(1)
+    gradients, outputs = vmap(grad(loss, has_aux=True), randomness="same")(parameters, buffers)
+    for i, model in enumerate(models):
+        torch.manual_seed(1)
+        value, y = loss(dict(model.named_parameters()), dict(model.named_buffers()))
+        torch.testing.assert_close(outputs[i], y)
+        value.backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(gradients[name][i], parameter.grad)
+        for name, buffer in model.named_buffers():
+            torch.testing.assert_close(buffers[name][i], buffer)
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, {"seeding": "warm"}, {"inference": "pooled"}], ids=str)
+def test_a_transform_leaves_nothing_in_the_layer(options):
+    layer = mixnorm.MixtureNorm2d(4, **options)
+    layers = [copy.deepcopy(layer) for _ in range(3)]
+    parameters, buffers = stack_module_state(layers)
+    x, one = torch.randn(8, 4, 5, 5), {name: value[0].clone() for name, value in buffers.items()}
+
+    def loss(parameters, buffers):
+        return functional_call(layer, (parameters, buffers), (x,)).square().sum()
+
+    gradients = vmap(grad(loss), randomness="different")(parameters, buffers)
+    assert all(value.isfinite().all() for value in gradients.values())
+    grad(loss)({name: value[0] for name, value in parameters.items()}, one)
+    jacfwd(loss, randomness="same")({name: value[0] for name, value in parameters.items()}, one)
+    assert layer.mixture is None
+    copy.deepcopy(layer)
+    pickle.dumps(layer)
 
 
 def test_an_evaluation_then_a_training_batch_then_one_backward():

@@ -137,7 +137,8 @@ def gather(points: Tensor, index: Tensor) -> Tensor:
 
 def _nearest(x: Tensor, centers: Tensor) -> Tensor:
     labels = squared_distances(x, centers).argmin(1)
-    return torch.nn.functional.one_hot(labels, centers.shape[1]).to(x.dtype)
+    # one_hot looks at the values first, which vmap cannot.
+    return (labels.unsqueeze(-1) == torch.arange(centers.shape[1], device=x.device)).to(x.dtype)
 
 
 def _draw(cumulative: Tensor, uniforms: Tensor) -> Tensor:

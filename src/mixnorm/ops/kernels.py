@@ -187,15 +187,12 @@ class Kernels:
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
         """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that can be kept.
 
-        The queues change in place. Nothing is read back from a GPU to decide.
+        The queues change in place. No value is read back to decide: a GPU would be waited for, and a tracer cannot follow.
         """
         taken = reference.can_be_kept(*newest, queues.means.dtype)
-        on_host = taken.device.type == "cpu"
-        if on_host and not taken:
-            return
         for queue, value in zip(queues, newest, strict=True):
             shifted = torch.cat((queue[:, 1:], value.unsqueeze(1).to(queue.dtype)), 1)
-            queue.copy_(shifted if on_host else torch.where(taken, shifted, queue))
+            queue.copy_(torch.where(taken, shifted, queue))
         tracked.add_(taken)
 
     def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:

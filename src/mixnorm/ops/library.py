@@ -49,7 +49,7 @@ class Operators(Kernels):
             resp, found = self.em_step(points.detach(), mixture)
         if self.plain_transform:
             return self.normalize(points, resp, weight, bias, form), found
-        # With an axis more: inductor takes a view with four, saved for the gradient, for images, and cannot sort its strides.
+        # With an axis more: a saved view with four inductor takes for images, and cannot sort its strides if N may change.
         y = transform(points.unsqueeze(0), resp, *found, weight, bias, _numbers(form), self.name)
         return y[0], found
 
