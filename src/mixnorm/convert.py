@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
-from mixnorm.mixture_norm import _MixtureNorm
+from mixnorm.mixture_norm import _MixtureNorm, leaf_of
 from mixnorm.ops import distributed
 from mixnorm.ops.reference import taken_together
 
@@ -24,7 +24,12 @@ Select = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
 class _StaysInEvaluation:
-    """A batch norm that ``train()`` does not reach."""
+    """A batch norm that ``train()`` does not reach, and that torch.fx takes for a leaf, as it takes all of torch.nn."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # not forward, which torch.jit.script reads
+        if args and isinstance(args[0], torch.fx.Proxy):
+            return leaf_of(self, args[0])
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
 
     def train(self, mode: bool = True) -> Any:
         return super().train(False)  # type: ignore[misc]
@@ -169,7 +174,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     """Refills the history of every mixture norm, and the running statistics of every batch norm, from data.
 
     Running statistics lag behind the weights while the learning rate is high; this takes them anew from the model as it
-    is. Only the norms run in training mode meanwhile, so dropout is off. Frozen norms keep what they have.
+    is. Only the norms run in training mode meanwhile, so dropout is off. Frozen norms keep what they have. A compiled model
+    runs without its compiler here.
 
     With statistics over ranks, every rank calls this with batches of its own, at least one. Some may have fewer than others.
 
@@ -199,9 +205,11 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
-        for batch, is_new in _rounds(batches, norms, device):
-            with nullcontext() if is_new else _without_points(norms):
-                _feed(model, batch, device)
+        # Without a compiler, which would compile for hooks that are gone tomorrow, and for the momentum of each batch anew.
+        with torch.compiler.set_stance("force_eager"):
+            for batch, is_new in _rounds(batches, norms, device):
+                with nullcontext() if is_new else _without_points(norms):
+                    _feed(model, batch, device)
     except BaseException:
         for norm, _, state in before:
             norm.load_state_dict(state)

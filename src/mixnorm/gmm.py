@@ -5,6 +5,7 @@ Shapes: ``x`` is (..., m, D); ``weights`` (..., K); ``means`` and ``variances`` 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,8 +207,15 @@ def sample_size(count: int, num_components: int, fraction: float, max_samples: i
         raise ValueError(f"sample_fraction={fraction} is not in (0, 1]: 1.0 takes every point")
     if max_samples is not None and max_samples < num_components:
         raise ValueError(f"max_samples={max_samples} is less than num_components={num_components}: raise it, or use None")
-    wanted = torch.sym_max(round(fraction * count), 16 * num_components)  # not max: an exported graph takes any count
+    share = _round(fraction * count) if torch.compiler.is_exporting() else round(fraction * count)
+    wanted = torch.sym_max(share, 16 * num_components)  # not max: an exported graph takes any count
     return torch.sym_min(count, wanted if max_samples is None else torch.sym_min(wanted, max_samples))
+
+
+def _round(value: float) -> int:
+    """``round``, in operations that ONNX has: down and up differ halfway between two numbers, where the even one counts."""
+    down, up = math.ceil(value - 0.5), math.floor(value + 0.5)
+    return down + (up - down) * (down % 2)
 
 
 def _check_points(x: Tensor, num_components: int) -> None:

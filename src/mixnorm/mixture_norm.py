@@ -112,6 +112,8 @@ class _MixtureNorm(MixtureHistory):
         return super().train(mode and not self.frozen)
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, torch.fx.Proxy):
+            return leaf_of(self, x)
         self._check_input(x)
         weight, bias = self._parameters_for(x)
         group = None
@@ -262,11 +264,6 @@ class _MixtureNorm(MixtureHistory):
             )
 
     def _check_input(self, x: Tensor) -> None:
-        if isinstance(x, torch.fx.Proxy):
-            raise ValueError(
-                f"{type(self).__name__} cannot be traced symbolically: use torch.export, or a torch.fx.Tracer whose "
-                "is_leaf_module says True to it"
-            )
         if x.dim() not in self.ranks:
             raise ValueError(
                 f"expected {self.shape_text} input to {type(self).__name__}, got {x.dim()}-D of shape {tuple(x.shape)}: "
@@ -296,6 +293,16 @@ class _MixtureNorm(MixtureHistory):
         }
         changed = [f"{name}={getattr(self, name)!r}" for name, value in defaults.items() if getattr(self, name) != value]
         return ", ".join([text, *(["bias=False"] if self.affine and self.bias is None else []), *changed])
+
+
+def leaf_of(module: Any, x: Any) -> Any:
+    """The call of a module as one node of the graph that ``torch.fx`` traces, as it is of the norms in ``torch.nn``."""
+    path = x.tracer.path_of_module(module)
+    if not path:
+        raise ValueError(
+            f"a {type(module).__name__} by itself cannot be traced symbolically: trace a model with it, or use torch.export"
+        )
+    return x.tracer.create_proxy("call_module", path, (x,), {})
 
 
 def _in_graph(points: Tensor) -> bool:

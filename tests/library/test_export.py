@@ -110,6 +110,7 @@ def test_export_of_pooled_says_what_to_do_and_that_works():
         pytest.param({"inference": "paper"}, False, id="paper", marks=pytest.mark.slow),
         pytest.param({"population": "channel"}, False, id="channel", marks=pytest.mark.slow),
         pytest.param({"population": "instance"}, False, id="instance", marks=pytest.mark.slow),
+        pytest.param({"track_running_stats": False}, False, id="no history", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

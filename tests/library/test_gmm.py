@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
+from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture, fit_mixture, kmeans_plus_plus, sample_size
 from mixnorm.ops import fit as reference_fit
 from mixnorm.ops.fit import sample_indices
@@ -274,6 +275,11 @@ def test_the_sample_is_distinct_spread_and_bounded():
     assert sample_size(10_000, 3, 0.25, 1000) == 1000
     assert sample_size(100, 3, 0.01, None) == 48  # never fewer than 16 a component
     assert sample_size(10, 3, 0.25, None) == 10
+
+
+def test_a_size_is_rounded_for_export_as_it_is_otherwise():
+    values = [fraction * count for fraction in (0.05, 0.1, 0.25, 0.3, 0.5, 1.0) for count in range(200)]
+    assert [gmm._round(value) for value in values] == [round(value) for value in values]
 
 
 @pytest.mark.parametrize(("count", "size"), [(41, 10), (64, 48), (50, 25), (30, 29)])

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.fx.experimental.optimization import fuse
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+import mixnorm
 from mixnorm import MixtureNorm2d
 
 
@@ -36,23 +38,43 @@ def test_convert_sync_batchnorm_changes_batch_norms_alone():
     assert nn.SyncBatchNorm.convert_sync_batchnorm(norm) is norm
 
 
-class LeafTracer(torch.fx.Tracer):
-    def is_leaf_module(self, module, name):
-        return isinstance(module, MixtureNorm2d) or super().is_leaf_module(module, name)
-
-
 @torch.no_grad()
 def test_fx_fusion_folds_the_batch_norm_and_not_the_mixture_norm():
     model = trained_pair()
-    traced = torch.fx.GraphModule(model, LeafTracer().trace(model))
-    fused = fuse(traced, no_trace=True)
+    fused = fuse(model)
     assert [type(module) for module in fused.children()] == [nn.Conv2d, nn.Conv2d, MixtureNorm2d]
     torch.testing.assert_close(fused(X), model(X), atol=1e-5, rtol=1e-5)
 
 
-def test_symbolic_tracing_says_what_to_do():
-    with pytest.raises(ValueError, match=r"cannot be traced symbolically: use torch.export, or .* is_leaf_module"):
-        torch.fx.symbolic_trace(trained_pair())
+COPIES = {"itself": lambda m: m, "a copy": copy.deepcopy, "a pickle": lambda m: pickle.loads(pickle.dumps(m))}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("copied", COPIES)
+def test_symbolic_tracing_takes_it_for_a_leaf(copied, training):
+    model = trained_pair().train(training)
+    traced = COPIES[copied](torch.fx.symbolic_trace(copy.deepcopy(model)))
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1", "2", "3"]
+    outputs = []
+    for module in (traced, model):
+        torch.manual_seed(0)
+        outputs.append(module(X))
+    assert_same(*outputs)
+    assert_same(dict(traced.named_buffers()), dict(model.named_buffers()))
+    assert model[3].num_batches_tracked == (4 if training else 3)
+
+
+def test_symbolic_tracing_of_a_frozen_model():
+    model = mixnorm.freeze(trained_pair()).train()
+    traced = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(model)))
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1", "2", "3"]
+    assert not traced.train().get_submodule("1").training
+    assert_same(traced(X), model(X))
+
+
+def test_a_layer_alone_cannot_be_traced_symbolically():
+    with pytest.raises(ValueError, match=r"MixtureNorm2d by itself cannot be traced symbolically: .* use torch.export"):
+        torch.fx.symbolic_trace(MixtureNorm2d(4))
 
 
 def test_the_other_fusions_refuse_it():

@@ -296,6 +296,28 @@ def test_a_model_with_one_norm_converted():
     assert other.conv3.norm.num_batches_tracked == 2
 
 
+def test_recalibrate_compiles_nothing():
+    """Neither for a batch norm's momentum, which is another one in each batch, nor for the hooks that set it."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), MixtureNorm2d(4)).eval()
+    other = copy.deepcopy(plain)
+    forward = compiled(other)
+    forward(rand(4, 3, 8, 8))
+    batches = [rand(4, 3, 8, 8, seed=seed) for seed in range(12)]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for model in (forward, plain):
+            torch.manual_seed(0)
+            mixnorm.recalibrate(model, batches)
+        assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
+        assert_close(forward(batches[0]), plain(batches[0]))
+
+
+def test_a_frozen_batch_norm():
+    model = mixnorm.freeze(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+    x = rand(4, 3, 8, 8)
+    assert_close(compiled(model)(x), model(x))
+
+
 needs_the_interpreter = pytest.mark.skipif(
     torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
     reason="the kernels run on the CPU only under Triton's interpreter; on a GPU see test_gpu_layers.py",
