@@ -101,7 +101,7 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
             norm.num_features,
             affine=norm.affine,
             bias=norm.bias is not None,
-            track_running_stats=norm.track_running_stats,
+            track_running_stats=norm.track_running_stats and norm.running_mean is not None,  # without them, as without
             **arguments,
             **placement,
         )
@@ -205,6 +205,8 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
         for norm in norms:
             norm.reset_running_stats()
             norm.train()
+            if norm.momentum == 0:  # which keeps statistics as they are
+                norm.momentum = None
         # Without a compiler, which would compile for hooks that are gone tomorrow, and for the momentum of each batch anew.
         with torch.compiler.set_stance("force_eager"):
             for batch, is_new in _rounds(batches, norms, device):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture
@@ -48,6 +51,8 @@ class MixtureHistory(nn.Module):
     def _create_history(self, device: Any, dtype: Any) -> None:
         # What is not in the state dict: it can be found again from the buffers or the next batch.
         self._seen = False  # a batch since the history was emptied
+        self._looked = False  # whether an evaluation saw that the batches came in
+        self._told_of_refusal = False
         self._last_statistics: Mixture | None = None
         self._warm_starts: dict[int, Mixture | None] = {}
         self._pooled: tuple[int, GaussianMixture] | None = None  # with the version of the samples that it was fitted to
@@ -70,7 +75,7 @@ class MixtureHistory(nn.Module):
     @property
     def mixture(self) -> GaussianMixture | None:
         """The mixture of the last training batch; ``None`` before the first. For "batch", (K,), (K, C) and (K, C)."""
-        if not self.keeps_history:
+        if self._last_statistics is not None or not self.keeps_history:
             return None if self._last_statistics is None else GaussianMixture(*self._last_statistics)
         if self._is_empty():
             return None
@@ -98,7 +103,7 @@ class MixtureHistory(nn.Module):
 
     def reset_running_stats(self) -> None:
         """Empties the history."""
-        self._seen = False
+        self._seen = self._looked = False
         self._forget()
         self.history_samples = None
         if self.keeps_history:
@@ -121,7 +126,7 @@ class MixtureHistory(nn.Module):
 
     def remember(self, statistics: Mixture, sample: Tensor, share: float, kernels: Kernels) -> None:
         """Keeps a training batch: its mixture in the queues, where it counts for ``share`` of a whole batch, its sample."""
-        if not self.keeps_history:
+        if not self.keeps_history or self.momentum == 0:
             if not is_followed(sample):  # what a function transform or a tracer made must not outlive it
                 one = self.population == "batch"
                 self._last_statistics = Mixture(*(t.squeeze(0) for t in statistics)) if one else statistics
@@ -129,11 +134,33 @@ class MixtureHistory(nn.Module):
         queues, tracked = self.queues()
         newest = statistics if share == 1 else statistics._replace(weights=statistics.weights * share)
         with torch.no_grad():
-            kernels.push(queues, newest, tracked)
+            taken = kernels.push(queues, newest, tracked)
+            if taken is not None and taken.device.type == "cpu" and not is_followed(sample) and not taken:
+                self._warn_of_refusal("a batch was")
         if not torch.compiler.is_exporting():  # then the batch is a later one, of the program
-            self._seen, self._pooled = True, None
+            self._seen, self._last_statistics, self._pooled = True, None, None
         if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
+
+    def look_for_batches(self) -> None:
+        """Says so if every training batch was refused. Training does not look, because that would wait for a GPU."""
+        if self._seen and not self._looked and not self.num_batches_tracked.is_meta:
+            self._looked = True
+            if not self.num_batches_tracked:
+                self._warn_of_refusal("all training batches were")
+
+    def _warn_of_refusal(self, what: str) -> None:
+        if not self._told_of_refusal:
+            self._told_of_refusal = True
+            dtype = self.history_means.dtype
+            remedy = "call float() on the norm, which takes inputs of any dtype"
+            if torch.finfo(dtype).bits >= 32:
+                remedy = "lower the learning rate, or look for the layer that gives it NaN or infinity"
+            warnings.warn(
+                f"{what} kept out of the history of a {type(self).__name__}, because the statistics are not finite in "
+                f"{dtype}: {remedy}",
+                stacklevel=2,
+            )
 
     def _keep_sample(self, sample: Tensor, statistics: Mixture) -> None:
         """Appends the sample (B, s, D) to those of the last T batches, unless the history did not take the batch either."""
@@ -150,12 +177,17 @@ class MixtureHistory(nn.Module):
         queue.copy_(torch.where(taken & newest.isfinite().all(), shifted, queue))
 
     def _sample_queue(self, sample: Tensor, axis: int) -> Tensor:
-        """The kept samples of the last T batches, NaN where a slot is empty; the first batch says how many points."""
-        if self.history_samples is None:
+        """The kept samples of the last T batches, NaN where a slot is empty; as many points a slot as the largest had."""
+        queue, found = self.history_samples, sample.shape[-2]
+        if queue is None or queue.shape[-2] < found:
             shape = (*sample.shape[:axis], self.history, *sample.shape[axis:])
             with torch.inference_mode(False):
-                self.history_samples = torch.full(shape, torch.nan, dtype=sample.dtype, device=sample.device)
-        return self.history_samples
+                if queue is None:
+                    queue = torch.full(shape, torch.nan, dtype=sample.dtype, device=sample.device)
+                else:  # those of smaller batches are repeated
+                    queue = queue[..., torch.arange(found, device=queue.device) % queue.shape[-2], :]
+            self.history_samples = queue
+        return queue
 
     def start_for(self, points: Tensor) -> Mixture | None:
         """The last batch's mixture, to go on from with ``seeding="warm"``; ``None`` for the first batch, which is seeded.
@@ -165,7 +197,7 @@ class MixtureHistory(nn.Module):
         """
         if torch.compiler.is_compiling() or is_followed(points):
             return self._newest_for(points)
-        number = int(torch.randint(2**62, ()))
+        number = int(torch.randint(2**62, (), device="cpu"))  # whatever the default device is
         if number in self._warm_starts and in_backward():
             return self._warm_starts[number]
         start = self._warm_starts[number] = self._newest_for(points)
@@ -245,9 +277,16 @@ class MixtureHistory(nn.Module):
             self._pooled = (version, fitted)
         return self._pooled[1]
 
-    def _apply(self, *args: Any, **kwargs: Any) -> MixtureHistory:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> MixtureHistory:
         self._forget()
-        return super()._apply(*args, **kwargs)
+
+        def apply(tensor: Tensor) -> Tensor:
+            """A move to a memory format is for images and volumes, but looks at the number of dimensions alone."""
+            if is_lazy(tensor) or tensor.dim() < 4:
+                return fn(tensor)
+            return fn(tensor.flatten(-2)).view(tensor.shape)
+
+        return super()._apply(apply, *args, **kwargs)
 
     def _load_from_state_dict(
         self,
@@ -261,8 +300,8 @@ class MixtureHistory(nn.Module):
     ) -> None:
         if prefix + "running_mean" in state_dict and prefix + "running_var" in state_dict:
             self._translate_batch_norm(state_dict, prefix, error_msgs)
-        if self.keeps_history:
-            # The samples come and go with the state dict: their number is not known before.
+        if self.keeps_history and any(prefix + name in state_dict for name in ("history_samples", "history_means")):
+            # The samples come and go with the history: their number is not known before.
             samples = state_dict.get(prefix + "history_samples")
             with torch.inference_mode(False):
                 empty = None if samples is None else torch.empty_like(samples, device=self.history_weights.device)
@@ -285,7 +324,7 @@ class MixtureHistory(nn.Module):
                 f"size mismatch for {prefix}running_mean: copying a param with shape {tuple(mean.shape)} from checkpoint, "
                 f"the shape in current model is {(self.num_features,)}."
             )
-            mean, var = (torch.zeros(self.num_features), torch.ones(self.num_features))
+            mean, var = mean.new_zeros(self.num_features), mean.new_ones(self.num_features)
         for name, value in self.history_of(mean, var).items():
             state_dict[prefix + name] = value
 

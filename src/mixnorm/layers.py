@@ -20,7 +20,8 @@ class MixtureNorm1d(_MixtureNorm):
     Args:
         num_features: C, the channels of the input.
         eps: added to every variance that is divided by. Default: 1e-5
-        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. Default: 0.1
+        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. With 0 training leaves
+            the history as it is, new or loaded, as it leaves batch norm's statistics; it is weighed evenly. Default: 0.1
         affine: whether γ and β are learned. Default: ``True``
         track_running_stats: whether a history is kept; without one, evaluation fits a mixture as training does.
             Default: ``True``
@@ -85,7 +86,8 @@ class MixtureNorm2d(_MixtureNorm):
     Args:
         num_features: C, the channels of the input.
         eps: added to every variance that is divided by. Default: 1e-5
-        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. Default: 0.1
+        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. With 0 training leaves
+            the history as it is, new or loaded, as it leaves batch norm's statistics; it is weighed evenly. Default: 0.1
         affine: whether γ and β are learned. Default: ``True``
         track_running_stats: whether a history is kept; without one, evaluation fits a mixture as training does.
             Default: ``True``
@@ -150,7 +152,8 @@ class MixtureNorm3d(_MixtureNorm):
     Args:
         num_features: C, the channels of the input.
         eps: added to every variance that is divided by. Default: 1e-5
-        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. Default: 0.1
+        momentum: 1 - ζ, the weight of the newest batch in the history; ``None`` weighs all T evenly. With 0 training leaves
+            the history as it is, new or loaded, as it leaves batch norm's statistics; it is weighed evenly. Default: 0.1
         affine: whether γ and β are learned. Default: ``True``
         track_running_stats: whether a history is kept; without one, evaluation fits a mixture as training does.
             Default: ``True``

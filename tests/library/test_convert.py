@@ -327,3 +327,13 @@ def test_subclass_with_its_own_forward_is_left_alone():
     assert isinstance(model[0], MixtureNorm2d)
     with pytest.raises(ValueError, match="no batch norm"):
         mixnorm.convert(nn.Sequential(Doubled(3)))
+
+
+@pytest.mark.parametrize("track", [True, False])
+def test_a_batch_norm_whose_statistics_were_taken_away(track):
+    """It normalizes by the batch in evaluation, and so does what it becomes."""
+    norm = nn.BatchNorm2d(3, track_running_stats=track)
+    norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+    layer = mixnorm.convert(copy.deepcopy(norm), num_components=1).eval()
+    x = torch.randn(4, 3, 5, 5)
+    torch.testing.assert_close(layer(x), norm.eval()(x), atol=1e-5, rtol=1e-5)

@@ -1,6 +1,7 @@
 """What a layer remembers: random numbers, activation checkpointing, and the slots of the history."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from layer_helpers import CHANNELS, CONFIGURATIONS, SEEDING, WITH_HISTORY, asser
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import mixnorm
 from mixnorm import MixtureNorm2d
 from mixnorm.functional import mixture_inference
 
@@ -224,10 +226,117 @@ def test_train_and_eval_switch_between_batch_and_history(options):
     assert layer.num_batches_tracked == counted + 2
 
 
-def test_a_small_first_batch_does_not_leave_images_out_of_the_pool():
-    """It says how many points are kept, of whichever images a later batch has."""
-    layer = MixtureNorm2d(1, inference="pooled", sample_fraction=1.0, history=2)
-    layer(torch.randn(2, 1, 2, 2))
+def test_a_small_first_batch_does_not_bound_the_pool():
+    """A slot holds as many points as the largest batch gave. Those of smaller batches are repeated, before it and after."""
+    layer = MixtureNorm2d(1, inference="pooled", sample_fraction=1.0, history=3)
+    small = torch.randn(2, 1, 2, 2)
+    layer(small)
     layer(torch.arange(16.0).view(16, 1, 1, 1).expand(16, 1, 4, 4))  # each image has its number for a value
-    assert layer.history_samples.shape == (2, 8, 1)
-    assert_same(layer.history_samples[1].flatten(), torch.arange(0.0, 16, 2))
+    assert layer.history_samples.shape == (3, 256, 1)
+    assert_same(layer.history_samples[2].flatten(), torch.arange(16.0).repeat_interleave(16))
+    assert_same(layer.history_samples[1].flatten(), small.flatten().repeat(32))
+    layer(small)
+    assert_same(layer.history_samples[2].flatten(), small.flatten().repeat(32))
+    assert evaluate(layer, small).isfinite().all()
+
+
+# --- momentum=0 ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [0, 3])
+@pytest.mark.parametrize("options", WITH_HISTORY, ids=str)
+def test_no_momentum_leaves_the_history_as_it_is(options, batches):
+    """As batch norm's running statistics; training goes on by the batch, warm seeding by the last batch."""
+    for seeding in SEEDING:
+        layer = trained(MixtureNorm2d(CHANNELS, seeding=seeding, **options), batches)
+        layer.momentum = 0
+        before, expected = copy.deepcopy(layer.state_dict()), evaluate(layer, points(seed=9))
+        y = layer.train()(points(seed=7))
+        assert y.std() > 0.5
+        assert_same(layer.state_dict(), before)
+        mean = (layer.mixture.weights.unsqueeze(-1) * layer.mixture.means).sum(-2).flatten()
+        torch.testing.assert_close(mean, points(seed=7).mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
+        assert_same(evaluate(layer.train(), points(seed=9)), expected)
+        layer.momentum = 0.1
+        layer.train()(points(seed=8))
+        assert layer.num_batches_tracked == batches + 1
+        assert_same(layer.mixture.means, layer.history_means[..., -1, :, :])
+
+
+def test_no_momentum_in_a_new_layer_and_a_converted_one_is_batch_norms():
+    norm = nn.BatchNorm2d(CHANNELS, momentum=0.0)
+    for start in (norm, trained(nn.BatchNorm2d(CHANNELS))):
+        start.momentum = 0.0
+        layer = mixnorm.convert(copy.deepcopy(start))
+        for module in (layer, start):
+            module.train()(points(seed=7))
+        torch.testing.assert_close(evaluate(layer, points(seed=9)), evaluate(start, points(seed=9)), atol=1e-5, rtol=1e-5)
+
+
+def test_recalibrate_refills_without_momentum():
+    layer = MixtureNorm2d(CHANNELS, momentum=0)
+    mixnorm.recalibrate(layer, [points(seed=i) for i in range(3)])
+    assert layer.num_batches_tracked == 3
+    assert layer.momentum == 0
+
+
+# --- batches that the history refuses ------------------------------------------------------------------------------------
+
+
+def refusals(record):
+    return [str(w.message) for w in record if "kept out of the history" in str(w.message)]
+
+
+@pytest.mark.parametrize("population", ["batch", "channel"])
+@pytest.mark.parametrize(
+    ("dtype", "factor", "remedy"),
+    [
+        (torch.float16, 1e3, "not finite in torch.float16: call float() on the norm"),
+        (torch.float32, torch.inf, "not finite in torch.float32: lower the learning rate"),
+    ],
+)
+def test_a_refused_batch_is_told_once(dtype, factor, remedy, population):
+    layer = MixtureNorm2d(CHANNELS, dtype=dtype, population=population)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            layer((points(8, CHANNELS, 4, 4) * factor).to(dtype))
+        evaluate(layer, points().to(dtype))
+    (told,) = refusals(record)
+    assert remedy in told
+    assert layer.num_batches_tracked == 0
+
+
+def test_batches_that_nobody_saw_refused_are_told_in_evaluation():
+    """As on a GPU, where training does not wait to learn of it: here the operator of a compiled layer decides."""
+    layer = MixtureNorm2d(CHANNELS, dtype=torch.float16)
+    torch.compile(layer, backend="eager", fullgraph=True)((points(8, CHANNELS, 4, 4) * 1e3).half())
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            evaluate(layer, points().half())
+    (told,) = refusals(record)
+    assert told.startswith("all training batches were")
+    torch._dynamo.reset()
+
+
+def test_an_evaluation_looks_once():
+    layer = trained(MixtureNorm2d(CHANNELS))
+    evaluate(layer, points())
+    layer.look_for_batches = None
+    evaluate(trained(layer), points())
+
+
+# --- the default device --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeding", SEEDING)
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+def test_a_layer_computes_where_its_input_is(options, seeding):
+    """Whatever the default device is; it is for tensors that a user makes."""
+    layer, x, upstream = trained(MixtureNorm2d(CHANNELS, seeding=seeding, **options)), points(seed=5), points(seed=6)
+    for training in (True, False):
+        leaf = x.clone().requires_grad_()
+        with torch.device("meta"):
+            layer.train(training)(leaf).backward(upstream)
+        assert leaf.grad.abs().sum() > 0

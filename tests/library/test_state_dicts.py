@@ -141,6 +141,18 @@ def test_batch_norm_checkpoint_of_another_size_is_an_error_that_names_the_buffer
         MixtureNorm2d(CHANNELS, affine=False, population=population).load_state_dict(state)
 
 
+@pytest.mark.parametrize("population", ["batch", "channel"])
+def test_a_partial_state_dict_leaves_the_kept_samples(population):
+    """Without a history in it they stay; with a history, but without samples, they are of another history and go."""
+    layer = trained(MixtureNorm2d(CHANNELS, inference="pooled", population=population))
+    samples, expected = layer.history_samples.clone(), evaluate(layer, points(seed=9))
+    layer.load_state_dict({"weight": layer.weight.detach().clone()}, strict=False)
+    assert_same(layer.history_samples, samples)
+    assert_same(evaluate(layer, points(seed=9)), expected)
+    layer.load_state_dict(trained(MixtureNorm2d(CHANNELS, population=population)).state_dict())
+    assert layer.history_samples is None
+
+
 # --- copies -------------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +210,18 @@ def test_a_moved_layer_gives_what_a_moved_batch_norm_gives(inference, dtype, tol
     layer.load_state_dict(norm.state_dict())
     x = points(seed=9).to(dtype)
     torch.testing.assert_close(evaluate(layer.to(dtype), x), evaluate(norm.to(dtype), x), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
+def test_moves_between_memory_formats_leave_the_history_as_it_is(options):
+    """They are for images and volumes; batch norm's statistics have one dimension, and are never asked."""
+    for memory_format in (torch.channels_last, torch.channels_last_3d, torch.contiguous_format):
+        layer = trained(MixtureNorm2d(CHANNELS, **options))
+        expected = evaluate(layer, points(seed=9))
+        strides = {name: buffer.stride() for name, buffer in layer.named_buffers()}
+        nn.Sequential(layer).to(memory_format=memory_format)
+        assert {name: buffer.stride() for name, buffer in layer.named_buffers()} == strides
+        assert_same(evaluate(layer, points(seed=9)), expected)
 
 
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)

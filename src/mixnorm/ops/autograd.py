@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from mixnorm.ops import reference
 from mixnorm.ops.choose import REFERENCE, is_followed
-from mixnorm.ops.kernels import Form, History, Kernels, Mixture, flat, gradients
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, gradients, rows
 
 
 class Transform(torch.autograd.Function):
@@ -56,7 +56,7 @@ class Transform(torch.autograd.Function):
             found = _over_ranks(ctx, grad, points, resp, Mixture(weights, means, variances), weight, bias)
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
-                y = reference.normalize(flat(points.to(resp.dtype)), resp, weight, bias, *ctx.form)
+                y = reference.normalize(rows(points, resp.dtype), resp, weight, bias, *ctx.form)
             found = gradients(y, (points, weight, bias), (wanted[0], *wanted[5:7]), grad)
         else:
             mixture = Mixture(weights, means, variances)

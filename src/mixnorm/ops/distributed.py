@@ -151,7 +151,7 @@ def meet(group: Any, who: str, device: torch.device, count: int, alike: dict[str
     state = torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
     state = state.view(torch.int64)
     header = [count, number, *(zlib.crc32(repr(value).encode()) for value in alike.values())]
-    mine = torch.tensor(header + [0] * (HEADER - len(header)))
+    mine = torch.tensor(header + [0] * (HEADER - len(header)), device="cpu")
     sizes = [HEADER + len(state), *[HEADER] * (size - 1)]  # what each rank tells each of the others
     sent = torch.cat((mine, state) if rank == 0 else (mine,)).repeat(size).to(device)
     message = torch.empty(sum(sizes), dtype=torch.int64, device=device)

@@ -111,13 +111,13 @@ class Kernels:
         self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
     ) -> tuple[Tensor, Mixture]:
         """The transform of the points under the posterior of a mixture, and λ, μ, σ² under that posterior."""
-        x = flat(points.to(mixture.means.dtype))
+        x = rows(points, mixture.means.dtype)
         resp = reference.responsibilities(x.detach(), *mixture).detach()
         return self._normalize(points, x, resp, weight, bias, form)
 
     def normalize(self, points: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         """The transform of the points under given ν, which has no gradient."""
-        return self._normalize(points, flat(points.to(resp.dtype)), resp.detach(), weight, bias, form)[0]
+        return self._normalize(points, rows(points, resp.dtype), resp.detach(), weight, bias, form)[0]
 
     def _normalize(
         self, points: Tensor, x: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form
@@ -171,7 +171,7 @@ class Kernels:
 
     def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
         """The transform under T given mixtures."""
-        x, parameters = flat(points.to(history.means.dtype)), (flat_like(weight, points), flat_like(bias, points))
+        x, parameters = rows(points, history.means.dtype), (flat_like(weight, points), flat_like(bias, points))
         how = history.mode, history.bounded, *form
         return shaped(reference.inference(x, *history[:4], *parameters, *how), points)  # type: ignore[arg-type, call-arg]
 
@@ -184,16 +184,18 @@ class Kernels:
             y = Kernels.inference(self, leaves[0], history, *leaves[1:], form)  # type: ignore[call-arg]
         return gradients(y, leaves, [True] * 3, grad, create_graph=False)
 
-    def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
+    def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> Tensor | None:
         """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that can be kept.
 
         The queues change in place. No value is read back to decide: a GPU would be waited for, and a tracer cannot follow.
+        The answer is whether it was kept, if that is known.
         """
         taken = reference.can_be_kept(*newest, queues.means.dtype)
         for queue, value in zip(queues, newest, strict=True):
             shifted = torch.cat((queue[:, 1:], value.unsqueeze(1).to(queue.dtype)), 1)
             queue.copy_(torch.where(taken, shifted, queue))
         tracked.add_(taken)
+        return taken
 
     def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
         """The λ (B, T, K) that a history is evaluated with, and τ (B, T)."""
@@ -208,6 +210,21 @@ def is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:
 def flat(points: Tensor) -> Tensor:
     """(B, outer, inner, D) to (B, m, D)."""
     return points.flatten(1, 2)
+
+
+def rows(points: Tensor, dtype: torch.dtype) -> Tensor:
+    """The points as (B, m, D), with a gradient that lies in memory as they do: batch norm's has its input's format."""
+    if points.requires_grad and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        points = points.view_as(points)  # a hook of its own, as points may be a user's leaf
+        order = sorted(range(points.dim()), key=points.stride().__getitem__, reverse=True)
+        points.register_hook(functools.partial(_laid_out, order=order))
+    return flat(points.to(dtype))
+
+
+def _laid_out(grad: Tensor | None, order: list[int]) -> Tensor | None:
+    """The same gradient with dimensions in the given order in memory; in operations that vmap and autograd know."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return None if grad is None else grad.permute(order).contiguous().permute(back)
 
 
 def shaped(y: Tensor, points: Tensor) -> Tensor:

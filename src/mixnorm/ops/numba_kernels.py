@@ -190,7 +190,7 @@ def _gradient(
         grad = torch.empty_like(x).copy_(grad)
     grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
     grad_points = torch.empty_like(x)
-    lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64)
+    lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64, device=x.device)
     given = _arrays(x, grad, resp, factor, *components, weight, bias)
     with _LOCK:
         numba_loops.gradient_lines(*given, *_codes(form), of_batch, *_arrays(lines, grad_weight, grad_bias, like=x)[1:])
@@ -201,7 +201,10 @@ def _gradient(
         lines = torch.where(scale > 0, shared / scale, 0).double()
     with _LOCK:
         numba_loops.gradient_points(*given, *_codes(form), *_arrays(lines, grad_points)[1:])
-    return grad_points.to(points.dtype), grad_weight, grad_bias
+    grad_points = grad_points.to(points.dtype)
+    if grad_points.stride() != points.stride():  # the loops took a copy: the gradient lies in memory as the points do
+        grad_points = torch.empty_like(points).copy_(grad_points)
+    return grad_points, grad_weight, grad_bias
 
 
 def _codes(form: Form) -> tuple[float, bool, int]:

@@ -95,7 +95,7 @@ class TritonKernels(FastKernels):
         return evaluation.inference(points, *history[:4], _dense(weight), _dense(bias), history.bounded, *form)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
-        # model.to(memory_format=...) reorders the queues of population="channel", which have four dimensions.
+        # load_state_dict(assign=True) takes queues as they lie in memory.
         if all(t.is_contiguous() for t in queues):
             queue.push(queues, newest, tracked)
         else:
