@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mixnorm.mixture_norm import _MixtureNorm
 from mixnorm.ops.kernels import Mixture
-from mixnorm.ops.reference import MIN_VARIANCE, taken_together
+from mixnorm.ops.reference import MIN_VARIANCE, slot_trust, taken_together
 
 MAX_ROUNDS = 20  # of matching and merging; two or three are the rule
 
@@ -17,9 +17,9 @@ def distill(model: nn.Module) -> nn.Module:
     """Reduces the history of every mixture norm from T mixtures of K components to one of K, in place.
 
     Components that belong together are merged to one with the mean and the variance that they have together, so that every
-    layer's overall mean and variance stay what they were. A layer with ``inference="pooled"`` keeps its pooled mixture, and
-    one without a history stays as it is. The model is for evaluation: if it trains on, it keeps the last batch alone. Its
-    state dict is that of layers with ``history=1``.
+    layer's overall mean and variance stay what they were; what the other batches contradict counts for less. A layer with
+    ``inference="pooled"`` keeps its pooled mixture, and one without a history stays as it is. The model is for evaluation:
+    if it trains on, it keeps the last batch alone. Its state dict is that of layers with ``history=1``.
 
     Example:
         >>> mixnorm.distill(model.eval())
@@ -39,15 +39,34 @@ def _keep_one_mixture(layer: _MixtureNorm) -> None:
     if pooled is not None:
         merged = Mixture(pooled.weights, pooled.means, pooled.variances)
     else:
-        weights, tau = layer.slot_weights()
-        shares = (weights * tau.unsqueeze(-1)).double()
-        merged = merge_mixtures(shares, layer.history_means.double(), layer.history_vars.double(), layer.eps)
+        slots = [t.double() for t in (*layer.slot_weights(), layer.history_means, layer.history_vars)]
+        weights, tau, means, variances = slots
+        tau = agreed(weights, tau, means, variances, layer.eps)
+        merged = merge_mixtures(weights * tau.unsqueeze(-1), means, variances, layer.eps)
     axis = layer.history_weights.dim() - 2
     for name, value in zip(("history_weights", "history_means", "history_vars"), merged, strict=True):
         setattr(layer, name, value.unsqueeze(axis).to(getattr(layer, name).dtype))
     layer.history, layer.history_samples = 1, None
     layer.inference = "ensemble"  # with one mixture all modes are the same
     layer._forget()
+
+
+def agreed(weights: Tensor, tau: Tensor, means: Tensor, variances: Tensor, eps: float) -> Tensor:
+    """τ (..., T), less for slots that the others contradict; from λ (..., T, K), τ, and μ and σ² (..., T, K, D).
+
+    In a merged variance one batch at another scale would outweigh all others. Two slots agree as far as each one's overall
+    mean and variance describe the points of the other (``slot_trust``); squared, because a variance grows as the distances
+    do, and its part must vanish. What a slot counts is multiplied by its mean agreement with the others: 1, as a rule.
+    """
+    _, mean, variance = taken_together(weights, means, variances)  # (..., T, D)
+    variance = variance.clamp_min(max(eps, MIN_VARIANCE))
+    apart = (mean.unsqueeze(-2) - mean.unsqueeze(-3)).square()
+    trust = slot_trust(((variance.unsqueeze(-3) + apart) / variance.unsqueeze(-2)).sum(-1), mean.shape[-1])
+    others = tau.unsqueeze(-2) * (1 - torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device))
+    total = others.sum(-1)
+    agreement = (others * torch.minimum(trust, trust.mT).square()).sum(-1)
+    tau = tau * torch.where(total > 0, agreement / total, 1.0)
+    return tau / tau.sum(-1, keepdim=True)
 
 
 def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float) -> Mixture:

@@ -10,6 +10,7 @@ from torch import nn
 
 import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d
+from mixnorm.distill import agreed
 from mixnorm_lab import data
 from mixnorm_lab.models import DigitsCNN
 
@@ -127,6 +128,40 @@ def test_training_goes_on_from_the_last_batch_alone():
     layer(X)
     assert layer.num_batches_tracked == 4
     assert_same(layer.mixture.means, layer.history_means[0])
+
+
+@pytest.mark.parametrize("population", ["batch", "channel"])
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1, 10, 1e3, 1e6])
+@pytest.mark.parametrize("where", [2, 11])
+def test_one_batch_at_another_scale_does_not_spoil_it(where, scale, population):
+    """Of twelve: the distilled layer is as the history, and as without it. Its variance would outweigh all others."""
+
+    def rms(scale):
+        torch.manual_seed(0)
+        layer = MixtureNorm2d(CHANNELS, population=population)
+        with torch.no_grad():
+            for seed in range(12):
+                layer(points(16, CHANNELS, 4, 4, seed=seed) * (scale if seed == where else 1))
+        history = evaluate(copy.deepcopy(layer), X)
+        return history.square().mean().sqrt(), evaluate(mixnorm.distill(layer), X).square().mean().sqrt()
+
+    expected, (before, after) = rms(1.0)[1], rms(scale)
+    for rms_of in (expected, before):
+        assert rms_of / 1.5 < after < rms_of * 1.5
+
+
+def test_slots_that_agree_keep_their_weight():
+    """To rounding, whatever the order of their components; and what one that the others contradict counts, by hand."""
+    layer, _ = permuted_history(0.2)
+    slots = [t.double() for t in (*layer.slot_weights(), layer.history_means, layer.history_vars)]
+    torch.testing.assert_close(agreed(*slots, 1e-5), slots[1] / slots[1].sum(), atol=1e-12, rtol=0)
+    # One component of one channel: a variance of 10⁴ among two of 1. q = 4·1 + 16 = 20.
+    weights, tau = torch.ones(3, 1).double(), torch.tensor([0.2, 0.3, 0.5]).double()
+    variances = torch.tensor([1.0, 1.0, 1e4]).double().view(3, 1, 1)
+    apart = (20 / 1e4) ** 2
+    agreement = torch.tensor([(0.3 + 0.5 * apart) / 0.8, (0.2 + 0.5 * apart) / 0.7, apart]).double()
+    expected = tau * agreement / (tau * agreement).sum()
+    torch.testing.assert_close(agreed(weights, tau, torch.zeros(3, 1, 1).double(), variances, 1e-5), expected)
 
 
 def test_a_model_without_mixture_norms_is_an_error():
