@@ -42,6 +42,7 @@ LIBRARY = [
     "history",
     "mixture_norm",
     "layers",
+    "lazy",
     "convert",
     "distill",
     "prepare",

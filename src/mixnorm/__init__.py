@@ -4,10 +4,14 @@ from mixnorm import fisher, functional, gmm
 from mixnorm.convert import convert, freeze, recalibrate, revert, synchronize, unfreeze
 from mixnorm.distill import distill
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
+from mixnorm.lazy import LazyMixtureNorm1d, LazyMixtureNorm2d, LazyMixtureNorm3d
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "LazyMixtureNorm1d",
+    "LazyMixtureNorm2d",
+    "LazyMixtureNorm3d",
     "MixtureNorm1d",
     "MixtureNorm2d",
     "MixtureNorm3d",

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
+from mixnorm.lazy import LazyMixtureNorm1d, LazyMixtureNorm2d, LazyMixtureNorm3d
 from mixnorm.mixture_norm import _MixtureNorm, leaf_of
 from mixnorm.ops import distributed
 from mixnorm.ops.reference import taken_together
@@ -56,6 +58,12 @@ _MIXTURE_OF: dict[type[nn.Module], type[_MixtureNorm]] = {
     nn.BatchNorm2d: MixtureNorm2d,
     nn.BatchNorm3d: MixtureNorm3d,
 }
+_LAZY_MIXTURE_OF: dict[type[nn.Module], type[_MixtureNorm]] = {
+    nn.LazyBatchNorm1d: LazyMixtureNorm1d,
+    nn.LazyBatchNorm2d: LazyMixtureNorm2d,
+    nn.LazyBatchNorm3d: LazyMixtureNorm3d,
+}
+_LAZY_BATCH_NORM_OF = {mixture: norm for norm, mixture in _LAZY_MIXTURE_OF.items()}
 _BATCH_NORM_OF = {mixture: norm for norm, mixture in _MIXTURE_OF.items()}
 _FROZEN_OF: dict[type[nn.Module], type[nn.Module]] = {
     nn.BatchNorm1d: FrozenBatchNorm1d,
@@ -75,8 +83,8 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     Parameters keep their identity, so an optimizer that was built before still works. A module that is used in two places
     stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
     the same output as before, until the first training batch (unless an option changes the transform itself: an activation,
-    ``affine_mode="statistics"``, or a population without a history). ``SyncBatchNorm``, lazy batch norms before their first
-    batch, and subclasses are left alone.
+    ``affine_mode="statistics"``, or a population without a history). Lazy batch norms become lazy mixture norms.
+    ``SyncBatchNorm`` and subclasses are left alone.
 
     Args:
         model: any module; if it is itself a batch norm, use what is returned.
@@ -97,14 +105,15 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
         arguments = {"eps": norm.eps, "momentum": norm.momentum, **options}
         reference = norm.weight if norm.affine else norm.running_mean
         placement = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
-        layer = _MIXTURE_OF[_THAWED_OF.get(type(norm), type(norm))](
-            norm.num_features,
-            affine=norm.affine,
-            bias=norm.bias is not None,
-            track_running_stats=norm.track_running_stats and norm.running_mean is not None,  # without them, as without
-            **arguments,
+        arguments |= {
+            "affine": norm.affine,
+            "bias": norm.bias is not None,
+            "track_running_stats": norm.track_running_stats and norm.running_mean is not None,  # else it uses the batch's
             **placement,
-        )
+        }
+        if type(norm) in _LAZY_MIXTURE_OF:
+            return _LAZY_MIXTURE_OF[type(norm)](**arguments)
+        layer = _MIXTURE_OF[_THAWED_OF.get(type(norm), type(norm))](norm.num_features, **arguments)
         if layer.keeps_history:
             for name in ("history_weights", "history_means", "history_vars"):
                 setattr(layer, name, getattr(layer, name).to(norm.running_mean.dtype))
@@ -119,7 +128,7 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
         return layer
 
     def is_candidate(module: nn.Module) -> bool:
-        return _THAWED_OF.get(type(module), type(module)) in _MIXTURE_OF
+        return _THAWED_OF.get(type(module), type(module)) in _MIXTURE_OF or type(module) in _LAZY_MIXTURE_OF
 
     model = _replace(model, select, is_candidate, mixture_norm, "batch norm")
     _number_layers(model)
@@ -135,6 +144,9 @@ def revert(model: nn.Module, select: Select = None) -> nn.Module:
     def batch_norm(layer: Any) -> nn.Module:
         reference = layer.weight if layer.affine else layer.history_means
         placement = {} if reference is None else {"device": reference.device, "dtype": reference.dtype}
+        if type(layer) in _LAZY_BATCH_NORM_OF:
+            lazy: Any = _LAZY_BATCH_NORM_OF[type(layer)]
+            return lazy(layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **placement)
         made = next(norm for mixture, norm in _BATCH_NORM_OF.items() if isinstance(layer, mixture))
         norm: Any = made(layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, **placement)
         if layer.keeps_history:
@@ -293,7 +305,7 @@ def _selected(candidates: dict[str, nn.Module], select: Select, what: str) -> li
     if not candidates:
         remedy = "convert it first"
         if what == "batch norm":
-            remedy = "run a batch first if they are lazy (SyncBatchNorm and subclasses are left alone)"
+            remedy = "call it before convert_sync_batchnorm (SyncBatchNorm and subclasses are left alone)"
         raise ValueError(f"the model has no {what} to replace: leave this call out, or {remedy}")
     if select is None:
         return list(candidates)
@@ -319,6 +331,10 @@ def _selected(candidates: dict[str, nn.Module], select: Select, what: str) -> li
 
 def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
     """Gives ``new`` the parameters, the hooks and the training flag of ``old``."""
+    lazy: Any = [module for module in (old, new) if isinstance(module, LazyModuleMixin)]
+    for module in lazy:  # what waits for the first batch waits for its own
+        module._initialize_hook.remove()
+        module._load_hook.remove()
     for name in old._parameters:
         new._parameters[name] = old._parameters[name]
     for name in _HOOKS:
@@ -327,6 +343,9 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
     for hook in hooks:
         if getattr(hook, "with_module", False):  # it holds a weak reference to its module
             hook.module = weakref.ref(new)
+    for module in lazy[1:]:
+        module._initialize_hook = new.register_forward_pre_hook(module._infer_parameters, prepend=True, with_kwargs=True)
+        module._load_hook = new._register_load_state_dict_pre_hook(module._lazy_load_hook)
     new.training = old.training
     return new
 

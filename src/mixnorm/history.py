@@ -57,15 +57,18 @@ class MixtureHistory(nn.Module):
         self._warm_starts: dict[int, Mixture | None] = {}
         self._pooled: tuple[int, GaussianMixture] | None = None  # with the version of the samples that it was fitted to
 
-        lead, dim = ((self.num_features,), 1) if self.population == "channel" else ((), self.num_features)
-        shape = (*lead, self.history, self.num_components)
         keep = self.keeps_history
-        self.register_buffer("history_weights", torch.empty(shape, device=device, dtype=dtype) if keep else None)
-        self.register_buffer("history_means", torch.empty(*shape, dim, device=device, dtype=dtype) if keep else None)
-        self.register_buffer("history_vars", torch.empty(*shape, dim, device=device, dtype=dtype) if keep else None)
+        for name, shape in self.history_shapes().items():
+            self.register_buffer(name, torch.empty(shape, device=device, dtype=dtype) if keep else None)
         self.register_buffer("history_samples", None)  # of inference="pooled", once a batch has told their number
         count = torch.tensor(0, dtype=torch.long, device=device) if keep else None
         self.register_buffer("num_batches_tracked", count)
+
+    def history_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The buffers of the history, with their shapes."""
+        lead, dim = ((self.num_features,), 1) if self.population == "channel" else ((), self.num_features)
+        shape = (*lead, self.history, self.num_components)
+        return {"history_weights": shape, "history_means": (*shape, dim), "history_vars": (*shape, dim)}
 
     @property
     def keeps_history(self) -> bool:

@@ -267,10 +267,7 @@ class _MixtureNorm(MixtureHistory):
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self.ranks:
-            raise ValueError(
-                f"expected {self.shape_text} input to {type(self).__name__}, got {x.dim()}-D of shape {tuple(x.shape)}: "
-                "use the layer of that rank, or reshape the input"
-            )
+            self.check_rank(x)
         if x.shape[1] != self.num_features:
             raise ValueError(
                 f"expected {self.num_features} channels in dimension 1, got {x.shape[1]} in shape {tuple(x.shape)}: "
@@ -278,6 +275,13 @@ class _MixtureNorm(MixtureHistory):
             )
         if not x.is_floating_point():
             raise ValueError(f"expected floating point input, got {x.dtype}: convert it with .float()")
+
+    def check_rank(self, x: Tensor) -> None:
+        if x.dim() not in self.ranks:
+            raise ValueError(
+                f"expected {self.shape_text} input to {type(self).__name__}, got {x.dim()}-D of shape {tuple(x.shape)}: "
+                "use the layer of that rank, or reshape the input"
+            )
 
     def extra_repr(self) -> str:
         text = (

@@ -310,8 +310,8 @@ def test_a_model_without_norms_is_an_error():
         mixnorm.convert(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match=r"no mixture norm.*convert it first"):
         mixnorm.revert(sequential())
-    with pytest.raises(ValueError, match=r"no batch norm.*run a batch first if they are lazy \(SyncBatchNorm.*left alone"):
-        mixnorm.convert(nn.Sequential(nn.LazyBatchNorm2d(), nn.SyncBatchNorm(4)))
+    with pytest.raises(ValueError, match=r"no batch norm.*before convert_sync_batchnorm \(SyncBatchNorm.*left alone"):
+        mixnorm.convert(nn.Sequential(nn.Conv2d(4, 4, 1), nn.SyncBatchNorm(4)))
 
 
 def test_subclass_with_its_own_forward_is_left_alone():
