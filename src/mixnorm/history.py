@@ -14,9 +14,11 @@ from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture
 from mixnorm.ops import reference
 from mixnorm.ops.choose import in_backward, is_followed
-from mixnorm.ops.kernels import History, Kernels, Mixture, compute_dtype
+from mixnorm.ops.kernels import History, Kernels, Mixture, compute_dtype, flat
 from mixnorm.populations import WITH_HISTORY
 
+LOOKED_AT = 256  # points, to see whether a history describes them
+MOST_SQUARE = 2.0  # E[z²] of the points that a history is evaluated at; 1 where it is of such points
 MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
@@ -52,7 +54,8 @@ class MixtureHistory(nn.Module):
         # What is not in the state dict: it can be found again from the buffers or the next batch.
         self._seen = False  # a batch since the history was emptied
         self._looked = False  # whether an evaluation saw that the batches came in
-        self._told_of_refusal = False
+        self._written: int | None = None  # the version of the history that training, or a load, left
+        self._told_of_refusal = self._told_of_misfit = False
         self._last_statistics: Mixture | None = None
         self._warm_starts: dict[int, Mixture | None] = {}
         self._pooled: tuple[int, GaussianMixture] | None = None  # with the version of the samples that it was fitted to
@@ -114,6 +117,12 @@ class MixtureHistory(nn.Module):
             self.history_means.zero_()
             self.history_vars.fill_(1)
             self.num_batches_tracked.zero_()
+            self._settle()
+
+    def _settle(self) -> None:
+        """Takes what is in the buffers for the layer's own."""
+        if self.keeps_history and not is_lazy(self.history_means):
+            self._written = None if self.history_means.is_inference() else self.history_means._version
 
     def _forget(self) -> None:
         """Drops what is not in the state dict."""
@@ -140,17 +149,42 @@ class MixtureHistory(nn.Module):
             taken = kernels.push(queues, newest, tracked)
             if taken is not None and taken.device.type == "cpu" and not is_followed(sample) and not taken:
                 self._warn_of_refusal("a batch was")
+        if not torch.compiler.is_compiling():
+            self._written = None if self.history_means.is_inference() else self.history_means._version
         if not torch.compiler.is_exporting():  # then the batch is a later one, of the program
             self._seen, self._last_statistics, self._pooled = True, None, None
         if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
 
-    def look_for_batches(self) -> None:
-        """Says so if every training batch was refused. Training does not look, because that would wait for a GPU."""
-        if self._seen and not self._looked and not self.num_batches_tracked.is_meta:
-            self._looked = True
-            if not self.num_batches_tracked:
-                self._warn_of_refusal("all training batches were")
+    def look_at(self, points: Tensor, history: History) -> None:
+        """Before an evaluation, where that costs next to nothing: says what training would have to wait for a GPU to know.
+
+        Whether every batch was refused; and, where someone else wrote to the buffers, whether what is there describes the
+        points. An average of buffers does not, where it is of mixtures that have their components in any order.
+        """
+        if torch.compiler.is_compiling() or is_followed(points):
+            return
+        version = None if self.history_means.is_inference() else self.history_means._version
+        if (self._looked and version == self._written) or points.is_meta or self.history_means.is_meta:
+            return
+        if points.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        if self._seen and not self._looked and not self.num_batches_tracked:
+            self._warn_of_refusal("all training batches were")
+        elif version != self._written and not self._told_of_misfit and (self.history_weights[..., :-1, :] > 0).any():
+            x = flat(points.detach())
+            x = x[:, :: max(1, x.shape[1] // LOOKED_AT)].to(history.means.dtype)
+            with torch.no_grad():
+                square = reference.mean_square(x, *history[:4], self.eps)  # type: ignore[call-arg]
+            if square > MOST_SQUARE:
+                self._told_of_misfit = True
+                warnings.warn(
+                    f"the history of a {type(self).__name__} does not describe its input, as an average of histories "
+                    "(AveragedModel(use_buffers=True), a moving average of all buffers) does not: call "
+                    "mixnorm.recalibrate(model, batches) before evaluation",
+                    stacklevel=2,
+                )
+        self._looked, self._written = True, version
 
     def _warn_of_refusal(self, what: str) -> None:
         if not self._told_of_refusal:
@@ -289,7 +323,9 @@ class MixtureHistory(nn.Module):
                 return fn(tensor)
             return fn(tensor.flatten(-2)).view(tensor.shape)
 
-        return super()._apply(apply, *args, **kwargs)
+        super()._apply(apply, *args, **kwargs)
+        self._settle()
+        return self
 
     def _load_from_state_dict(
         self,
@@ -311,6 +347,7 @@ class MixtureHistory(nn.Module):
             self.history_samples = empty if self.inference == "pooled" else None
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         self._forget()
+        self._settle()
         if self.keeps_history and not self.num_batches_tracked.is_meta:
             self._seen = bool(self.num_batches_tracked)
 

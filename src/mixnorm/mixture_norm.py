@@ -14,7 +14,7 @@ from mixnorm import gmm
 from mixnorm.functional import Activation, AffineMode, check_choice, empty_like_affine, no_autocast
 from mixnorm.history import MixtureHistory
 from mixnorm.ops import distributed
-from mixnorm.ops.choose import Backend, check_backend, in_backward, is_followed, kernels_for
+from mixnorm.ops.choose import Backend, check_backend, in_backward, kernels_for
 from mixnorm.ops.fit import Options
 from mixnorm.ops.kernels import Form, Mixture, compute_dtype
 from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
@@ -216,12 +216,11 @@ class _MixtureNorm(MixtureHistory):
             )
 
     def _normalize_by_history(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        if not (self._looked or torch.compiler.is_compiling() or is_followed(points) or _capturing(points)):
-            self.look_for_batches()
         mode = KERNEL_MODE.get(self.inference, self.inference)
         per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
         kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
         history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
+        self.look_at(points, history)
         return kernels.inference(points, history, weight, bias, Form(self.eps, self.activation, self.affine_mode))
 
     def _parameters_for(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -313,13 +312,9 @@ def leaf_of(module: Any, x: Any) -> Any:
 
 def _in_graph(points: Tensor) -> bool:
     """Whether a CUDA graph is being captured, and this forward pass will not be recomputed with the generator put back."""
-    if torch.compiler.is_compiling() or not _capturing(points):
+    if not points.is_cuda or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
         return False
     return points.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
-
-
-def _capturing(points: Tensor) -> bool:
-    return points.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _padded(mixture: Mixture, count: int) -> Mixture:

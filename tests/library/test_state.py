@@ -323,8 +323,10 @@ def test_batches_that_nobody_saw_refused_are_told_in_evaluation():
 def test_an_evaluation_looks_once():
     layer = trained(MixtureNorm2d(CHANNELS))
     evaluate(layer, points())
-    layer.look_for_batches = None
-    evaluate(trained(layer), points())
+    layer.num_batches_tracked.zero_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(layer, points())
 
 
 # --- the default device --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -141,6 +142,45 @@ def test_recalibrate_gives_an_average_its_own_statistics(options):
         for x, _ in batches(5):
             fresh.train()(x)
     assert_same(buffers(average.module), buffers(fresh))
+
+
+def modes(seed, size=64):
+    """Points of three modes that are far apart: their components have no order that an average would respect."""
+    generator = torch.Generator().manual_seed(seed)
+    mode = torch.randint(0, 3, (size, 1, 4, 4), generator=generator)
+    return torch.randn(size, 16, 4, 4, generator=generator) + 8 * mode * torch.linspace(-1, 1, 16).view(1, -1, 1, 1)
+
+
+@pytest.mark.parametrize("population", ["batch", "channel"])
+@pytest.mark.parametrize("options", AVERAGES.values(), ids=AVERAGES.keys())
+@torch.no_grad()
+def test_an_average_of_histories_says_that_it_needs_recalibration(options, population):
+    """Once; a history that was copied, as averages do unless they are told otherwise, says nothing."""
+    torch.manual_seed(0)
+    layer = MixtureNorm2d(16, population=population)
+    layer(modes(0))
+    average = AveragedModel(layer, **options)
+    for seed in range(1, 25):
+        layer(modes(seed))
+        average.update_parameters(layer)
+
+    def told():
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            rms = [module.eval()(modes(99)).square().mean().sqrt() for module in (average, layer)]
+        return [str(w.message) for w in record], rms[0] / rms[1]
+
+    messages, _ = told()
+    if options.get("use_buffers"):
+        (message,) = messages
+        assert "call mixnorm.recalibrate(model, batches)" in message
+    else:
+        assert not messages
+    assert told()[0] == []
+    mixnorm.recalibrate(average, [modes(seed) for seed in range(10)])
+    messages, ratio = told()
+    assert not messages
+    assert 1 / 1.5 < ratio < 1.5
 
 
 @torch.no_grad()
