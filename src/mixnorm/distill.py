@@ -39,10 +39,12 @@ def _keep_one_mixture(layer: _MixtureNorm) -> None:
     if pooled is not None:
         merged = Mixture(pooled.weights, pooled.means, pooled.variances)
     else:
-        slots = [t.double() for t in (*layer.slot_weights(), layer.history_means, layer.history_vars)]
-        weights, tau, means, variances = slots
-        tau = agreed(weights, tau, means, variances, layer.eps)
-        merged = merge_mixtures(weights * tau.unsqueeze(-1), means, variances, layer.eps)
+        weights, tau = layer.slot_weights()
+        means, variances = layer.history_means.double(), layer.history_vars.double()
+        shares = (weights * tau.unsqueeze(-1)).double()
+        counted = shares * agreement(weights.double(), tau.double(), means, variances, layer.eps).unsqueeze(-1)
+        counted = counted * (shares.sum((-2, -1), keepdim=True) / counted.sum((-2, -1), keepdim=True))
+        merged = merge_mixtures(counted, means, variances, layer.eps)
     axis = layer.history_weights.dim() - 2
     for name, value in zip(("history_weights", "history_means", "history_vars"), merged, strict=True):
         setattr(layer, name, value.unsqueeze(axis).to(getattr(layer, name).dtype))
@@ -51,12 +53,12 @@ def _keep_one_mixture(layer: _MixtureNorm) -> None:
     layer._forget()
 
 
-def agreed(weights: Tensor, tau: Tensor, means: Tensor, variances: Tensor, eps: float) -> Tensor:
-    """τ (..., T), less for slots that the others contradict; from λ (..., T, K), τ, and μ and σ² (..., T, K, D).
+def agreement(weights: Tensor, tau: Tensor, means: Tensor, variances: Tensor, eps: float) -> Tensor:
+    """How far the other slots agree with each, (..., T) in [0, 1]; from λ (..., T, K), τ, and μ and σ² (..., T, K, D).
 
     In a merged variance one batch at another scale would outweigh all others. Two slots agree as far as each one's overall
     mean and variance describe the points of the other (``slot_trust``); squared, because a variance grows as the distances
-    do, and its part must vanish. What a slot counts is multiplied by its mean agreement with the others: 1, as a rule.
+    do, and its part must vanish. The mean over the others is exactly 1 where all of them describe each other.
     """
     _, mean, variance = taken_together(weights, means, variances)  # (..., T, D)
     variance = variance.clamp_min(max(eps, MIN_VARIANCE))
@@ -64,9 +66,7 @@ def agreed(weights: Tensor, tau: Tensor, means: Tensor, variances: Tensor, eps: 
     trust = slot_trust(((variance.unsqueeze(-3) + apart) / variance.unsqueeze(-2)).sum(-1), mean.shape[-1])
     others = tau.unsqueeze(-2) * (1 - torch.eye(tau.shape[-1], dtype=tau.dtype, device=tau.device))
     total = others.sum(-1)
-    agreement = (others * torch.minimum(trust, trust.mT).square()).sum(-1)
-    tau = tau * torch.where(total > 0, agreement / total, 1.0)
-    return tau / tau.sum(-1, keepdim=True)
+    return torch.where(total > 0, (others * torch.minimum(trust, trust.mT).square()).sum(-1) / total, 1.0)
 
 
 def merge_mixtures(weights: Tensor, means: Tensor, variances: Tensor, eps: float) -> Mixture:

@@ -10,7 +10,7 @@ from torch import nn
 
 import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d
-from mixnorm.distill import agreed
+from mixnorm.distill import agreement
 from mixnorm_lab import data
 from mixnorm_lab.models import DigitsCNN
 
@@ -151,17 +151,16 @@ def test_one_batch_at_another_scale_does_not_spoil_it(where, scale, population):
 
 
 def test_slots_that_agree_keep_their_weight():
-    """To rounding, whatever the order of their components; and what one that the others contradict counts, by hand."""
+    """To the bit, whatever the order of their components; and how far one agrees that the others contradict, by hand."""
     layer, _ = permuted_history(0.2)
     slots = [t.double() for t in (*layer.slot_weights(), layer.history_means, layer.history_vars)]
-    torch.testing.assert_close(agreed(*slots, 1e-5), slots[1] / slots[1].sum(), atol=1e-12, rtol=0)
+    assert_same(agreement(*slots, 1e-5), torch.ones(5).double())
     # One component of one channel: a variance of 10⁴ among two of 1. q = 4·1 + 16 = 20.
     weights, tau = torch.ones(3, 1).double(), torch.tensor([0.2, 0.3, 0.5]).double()
     variances = torch.tensor([1.0, 1.0, 1e4]).double().view(3, 1, 1)
     apart = (20 / 1e4) ** 2
-    agreement = torch.tensor([(0.3 + 0.5 * apart) / 0.8, (0.2 + 0.5 * apart) / 0.7, apart]).double()
-    expected = tau * agreement / (tau * agreement).sum()
-    torch.testing.assert_close(agreed(weights, tau, torch.zeros(3, 1, 1).double(), variances, 1e-5), expected)
+    expected = torch.tensor([(0.3 + 0.5 * apart) / 0.8, (0.2 + 0.5 * apart) / 0.7, apart]).double()
+    torch.testing.assert_close(agreement(weights, tau, torch.zeros(3, 1, 1).double(), variances, 1e-5), expected)
 
 
 def test_a_model_without_mixture_norms_is_an_error():

@@ -180,13 +180,14 @@ def slot_trust(squares: Tensor, dim: int) -> Tensor:
 
 
 def mean_square(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, slot_weights: Tensor, eps: float) -> Tensor:
-    """E[z²] a channel, over points and slots: about 1 under a history of such points. No point counts for more than 25."""
+    """E[z²] a channel over the points, in the median over the slots: about 1 under a history of such points."""
     means, variances = means.flatten(-3, -2), variances.flatten(-3, -2).clamp_min(eps)
     squares = squared_distances(x, means, variances)
     log_weights, _ = inference_factors(weights, slot_weights, mode="ensemble")
     joint = _log_densities(squares, variances).unflatten(-1, weights.shape[-2:]) + log_weights.unsqueeze(-3)
     of_slots = (torch.softmax(joint, dim=-1) * squares.unflatten(-1, weights.shape[-2:])).sum(-1)
-    return (of_slots.div(x.shape[-1]).clamp_max(25.0) * slot_weights.unsqueeze(-2)).sum(-1).mean()
+    of_slots = of_slots.div(x.shape[-1]).clamp_max(25.0).flatten(0, -2).mean(0)  # no point counts for more than 25
+    return of_slots[(slot_weights > 0).flatten(0, -2).any(0)].median()
 
 
 def farthest(dim: int) -> float:
