@@ -241,6 +241,31 @@ def test_compiled_in_one_graph(compiler, options, deterministic):
     torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_compiled_convolutions_for_any_size(memory_format, deterministic):
+    """A batch size that changes twice, then the image size: as without a compiler."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 16, 3), kernels(16), nn.ReLU(inplace=True), nn.Conv2d(16, 8, 3)).cuda()
+    plain = plain.to(memory_format=memory_format)
+    other = copy.deepcopy(plain)
+    forward = torch.compile(other)
+    with torch._inductor.config.patch(fallback_random=True):
+        for step, size in enumerate([(16, 14, 14), (12, 14, 14), (9, 14, 14), (9, 20, 17)]):
+            for training in (True, False):
+                results = []
+                for function, model in ((forward, other), (plain, plain)):
+                    model.train(training)
+                    x = images(size[0], 3, *size[1:], seed=step, memory_format=memory_format).requires_grad_()
+                    torch.manual_seed(step)
+                    y = function(x)
+                    upstream = images(*y.shape, seed=9, memory_format=memory_format)
+                    results.append([y.detach(), *torch.autograd.grad(y, [x, *model.parameters()], upstream)])
+                for compiled, eager in zip(*results, strict=True):
+                    assert (compiled - eager).abs().max() < 1e-3 * eager.abs().max()
+    torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()), atol=1e-3, rtol=1e-3)
+
+
 def test_a_compiled_model_in_half_precision():
     torch._dynamo.reset()
     model = mixnorm.convert(CifarCNN(), "conv3.*", num_components=3, backend="triton").cuda()
