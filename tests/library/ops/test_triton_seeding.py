@@ -117,7 +117,7 @@ def test_where_the_stretches_begin_is_uniform():
     samples = torch.stack([drawn(57, 50, 2, counter) for counter in range(40)])
     assert all(len(sample.unique()) == 50 for sample in samples)
     eighths = torch.arange(57) * 8 // 57
-    expected = eighths.bincount() / 57 * 40
+    expected = eighths.bincount().double() / 57 * 40
     assert stats.chisquare(eighths[samples[:, 0]].bincount(minlength=8), expected).pvalue > LEAST_P
 
 
