@@ -15,7 +15,7 @@ from torch import Tensor
 from mixnorm.ops import fit, reference
 from mixnorm.ops.choose import kernels_for
 from mixnorm.ops.distributed import Ranks
-from mixnorm.ops.kernels import Kernels, Mixture, compute_dtype
+from mixnorm.ops.kernels import Kernels, Mixture, compute_dtype, is_exporting
 
 DEFAULT_MIN_VARIANCE = 1e-6
 
@@ -207,9 +207,10 @@ def sample_size(count: int, num_components: int, fraction: float, max_samples: i
         raise ValueError(f"sample_fraction={fraction} is not in (0, 1]: 1.0 takes every point")
     if max_samples is not None and max_samples < num_components:
         raise ValueError(f"max_samples={max_samples} is less than num_components={num_components}: raise it, or use None")
-    share = _round(fraction * count) if torch.compiler.is_exporting() else round(fraction * count)
-    wanted = torch.sym_max(share, 16 * num_components)  # not max: an exported graph takes any count
-    return torch.sym_min(count, wanted if max_samples is None else torch.sym_min(wanted, max_samples))
+    least, most = 16 * num_components, count if max_samples is None else max_samples
+    if is_exporting():  # max and min would hold the graph to the count of its example
+        return torch.sym_min(torch.sym_min(count, most), torch.sym_max(_round(fraction * count), least))
+    return min(count, most, max(round(fraction * count), least))
 
 
 def _round(value: float) -> int:

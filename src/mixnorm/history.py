@@ -14,7 +14,7 @@ from mixnorm import gmm
 from mixnorm.gmm import GaussianMixture
 from mixnorm.ops import reference
 from mixnorm.ops.choose import in_backward, is_followed
-from mixnorm.ops.kernels import History, Kernels, Mixture, compute_dtype, flat
+from mixnorm.ops.kernels import History, Kernels, Mixture, compute_dtype, flat, is_exporting
 from mixnorm.populations import WITH_HISTORY
 
 LOOKED_AT = 256  # points, to see whether a history describes them
@@ -151,7 +151,7 @@ class MixtureHistory(nn.Module):
                 self._warn_of_refusal("a batch was")
         if not torch.compiler.is_compiling():
             self._written = None if self.history_means.is_inference() else self.history_means._version
-        if not torch.compiler.is_exporting():  # then the batch is a later one, of the program
+        if not is_exporting():  # then the batch is a later one, of the program
             self._seen, self._last_statistics, self._pooled = True, None, None
         if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
@@ -284,7 +284,7 @@ class MixtureHistory(nn.Module):
 
         ``None`` where none are kept, or where they are so far apart that their squares are not finite.
         """
-        if torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if is_exporting() or torch.jit.is_tracing():
             raise ValueError(
                 "inference='pooled' fits its mixture in evaluation, which cannot be exported: call mixnorm.distill(model) "
                 "first, which keeps that mixture"

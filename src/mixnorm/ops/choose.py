@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from mixnorm.ops.kernels import Kernels
+from mixnorm.ops.kernels import Kernels, is_exporting
 
 Backend = Literal["auto", "reference", "triton"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
@@ -53,7 +53,7 @@ def kernels_for(
         found = found if per_feature else found.for_fit()
     elif not per_feature or mode not in found.modes:
         found = REFERENCE
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and not is_exporting():
         # A compiler sees operators. An exported graph runs elsewhere: it gets PyTorch's own.
         from mixnorm.ops.library import Operators
 
@@ -83,7 +83,7 @@ def is_followed(points: Tensor) -> bool:
 
     Function transforms, forward-mode derivatives, exporters, tracers through ``__torch_dispatch__``, tensor subclasses.
     """
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if torch._C._are_functorch_transforms_active() or is_exporting() or torch.jit.is_tracing():
         return True
     if forward_ad._current_level >= 0:
         return True

@@ -21,6 +21,8 @@ from mixnorm.ops.fit import Options
 
 INFERENCE_MODES = ("ensemble", "mixture", "paper")
 compute_dtype = functools.partial(torch.promote_types, torch.float32)  # statistics are in fp32 at least
+# Not torch.compiler.is_exporting, which PyTorch 2.11 answers with True in every compiled model.
+is_exporting = functools.partial(getattr, torch.compiler, "_is_exporting_flag")
 
 
 class Mixture(NamedTuple):
@@ -86,7 +88,7 @@ class Kernels:
     def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
         """``size`` of the points, (B, size, D), in at least fp32."""
         batch, outer, inner, dim = points.shape
-        if not torch.compiler.is_exporting() and size == outer * inner:  # an exported graph may get more points
+        if not is_exporting() and size == outer * inner:  # an exported graph may get more points
             return points.reshape(batch, size, dim).to(compute_dtype(points.dtype))
         return self.gather(points, fit.sample_indices(outer * inner, size, draws))
 

@@ -1,7 +1,7 @@
 """Launching a kernel for little. What follows from shapes and options is a plan, made once; a launch looks it up and calls.
 
 Triton finds out from the arguments of every call which compiled kernel they need. Here that is a lookup too: it depends on
-the plan and on the dtypes and alignment of the tensors that come from outside.
+the plan, on the dtypes and alignment of the tensors that come from outside, and on whether a number needs 64 bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def launch(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | Non
 
 
 def _run(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | None, ...], extra: tuple[int, ...]) -> None:
-    key = tuple([None if t is None else (t.dtype, t.data_ptr() % 16) for t in given])
+    key = tuple([None if t is None else (t.dtype, t.data_ptr() % 16) for t in given] + [n >> 31 > 0 for n in extra])
     found = plan.compiled.get(key)
     if found is not None:
         runner, constants = found
