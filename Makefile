@@ -7,11 +7,12 @@ INSTALL = $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --
 
 .PHONY: demo test test-slow test-nightly test-oldest lint bench clean
 
-demo: $(VENV)/prepared
+demo:
+	$(MAKE) --jobs 2 $(VENV)/installed $(VENV)/loops-float32
 	$(BIN)/mixnorm compare
 
-test: $(VENV)/installed
-	$(MAKE) --jobs 2 lint $(VENV)/prepared   # neither uses more than one core
+test:
+	$(MAKE) --jobs 3 $(VENV)/prepared lint   # each uses one core, or waits for the network
 	$(BIN)/pytest -n 2 --dist worksteal   # neighbours stay together, and what they share is made once
 
 test-slow: $(VENV)/prepared   # what takes minutes, launches of many processes among it, and packages that it needs beside
@@ -35,8 +36,12 @@ bench: $(VENV)/prepared
 	$(BIN)/mixnorm bench all --out build/bench.csv
 	$(BIN)/mixnorm bench plot build/bench.csv --out build/bench
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch numpy numba
+	touch $@
+
+$(VENV)/installed: pyproject.toml $(VENV)/torch
 	$(INSTALL) --editable ".[dev]"
 	touch $@
 
@@ -46,9 +51,12 @@ $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 		--editable ".[cpu]" hypothesis pytest pytest-xdist scikit-learn transformers
 	touch $@
 
-$(VENV)/prepared: $(VENV)/installed
-	# Compiles the loops for the CPU, once; those for fp64, which only tests use, beside.
-	$(BIN)/python -m mixnorm.prepare float64 & $(BIN)/python -m mixnorm.prepare && wait
+# The loops for the CPU, compiled once, while the rest is installed; fp64 is for tests alone.
+$(VENV)/loops-%: $(VENV)/torch
+	PYTHONPATH=src $(BIN)/python -m mixnorm.prepare $*
+	touch $@
+
+$(VENV)/prepared: $(VENV)/loops-float32 $(VENV)/loops-float64 $(VENV)/installed
 	touch $@
 
 clean:

@@ -41,7 +41,7 @@ def test_insisting_is_an_error_of_one_sentence(obstacle, training):
 
 
 def test_a_history_of_any_length():
-    layers = [MixtureNorm2d(4, history=200, backend=backend, device=DEVICE) for backend in ("triton", "reference")]
+    layers = [MixtureNorm2d(4, history=100, backend=backend, device=DEVICE) for backend in ("triton", "reference")]
     layers[0](images())
     layers[1].load_state_dict(layers[0].state_dict())
     torch.testing.assert_close(*(layer.eval()(images()) for layer in layers), atol=1e-5, rtol=1e-5)

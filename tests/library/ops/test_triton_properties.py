@@ -244,10 +244,10 @@ def test_a_model_in_channels_last(options):
     for memory_format in (torch.channels_last, torch.contiguous_format):
         layer = make_layer(**options).to(memory_format=memory_format)
         found = []
-        for step in range(3):
+        for step in range(2):
             torch.manual_seed(step)
-            found.append(layer(images(seed=step).contiguous(memory_format=memory_format)))
-        results.append([*found, *layer.buffers(), layer.eval()(images(seed=4))])
+            found.append(layer(images(2, 4, 4, 4, seed=step).contiguous(memory_format=memory_format)))
+        results.append([*found, *layer.buffers(), layer.eval()(images(2, 4, 4, 4, seed=4))])
     torch.testing.assert_close(*results, atol=1e-4, rtol=1e-4)
 
 
