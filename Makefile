@@ -51,9 +51,9 @@ $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 		--editable ".[cpu]" hypothesis pytest pytest-xdist scikit-learn transformers
 	touch $@
 
-# The loops for the CPU, compiled once, while the rest is installed; fp64 is for tests alone.
+# The loops for the CPU, compiled once, while the rest is installed. Those of fp64 are for tests alone, and need not be fast.
 $(VENV)/loops-%: $(VENV)/torch
-	PYTHONPATH=src $(BIN)/python -m mixnorm.prepare $*
+	PYTHONPATH=src NUMBA_OPT=$(if $(filter float64,$*),0,3) $(BIN)/python -m mixnorm.prepare $*
 	touch $@
 
 $(VENV)/prepared: $(VENV)/loops-float32 $(VENV)/loops-float64 $(VENV)/installed
