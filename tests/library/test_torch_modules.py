@@ -311,5 +311,6 @@ def test_errors(norm, training):
 
 
 def test_all_of_torchs_inputs_are_there():
-    assert [len(module_inputs(norm)) for norm in LAYERS] == [8, 7, 7]
-    assert len(CASES) == 44
+    counts = [len(module_inputs(norm)) for norm in LAYERS]
+    assert counts == [8, 7, 7] or (counts == [7, 6, 6] and torch.__version__ < "2.13")  # one of each was added there
+    assert len(CASES) == 2 * sum(counts)
