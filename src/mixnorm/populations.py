@@ -1,6 +1,7 @@
 """Which points share statistics: five ways to look at an activation (N, C, ...) as points, and back.
 
-Each is only a view. Points are (B, outer, inner, D): B mixtures of outer · inner points in R^D.
+Each is only a view, but for groups of channels that come last. Points are (B, outer, inner, D): B mixtures of
+outer · inner points in R^D.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from torch import Tensor
+
+from mixnorm.ops.kernels import with_gradient_alike
 
 Population = Literal["batch", "instance", "layer", "group", "channel"]
 WITH_HISTORY = ("batch", "channel")
@@ -24,7 +27,7 @@ def to_points(x: Tensor, population: str, num_groups: int) -> Tensor:
     if population == "layer":
         return x.unsqueeze(-1)  # N mixtures of C·L scalars
     if population == "group":
-        grouped = x.unflatten(1, (num_groups, -1))
+        grouped = with_gradient_alike(x).unflatten(1, (num_groups, -1))  # where channels are last, a copy
         return grouped.reshape(-1, *grouped.shape[2:], 1)  # N·G mixtures of C/G·L scalars
     return x.transpose(0, 1).unsqueeze(-1)  # C mixtures of N·L scalars
 

@@ -320,8 +320,9 @@ def test_memory_format_is_kept_and_changes_no_number(shape, given, other, option
         found = gradients(a.train(training), x.to(memory_format=given))
         torch.manual_seed(0)
         expected = gradients(b.train(training), x.to(memory_format=other))
-        assert found[0].is_contiguous(memory_format=given)
-        assert expected[0].is_contiguous(memory_format=other)
+        for output, gradient, memory_format in ((*found[:2], given), (*expected[:2], other)):
+            assert output.is_contiguous(memory_format=memory_format)
+            assert gradient.is_contiguous(memory_format=memory_format)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 

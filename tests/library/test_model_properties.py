@@ -302,7 +302,7 @@ class Beside:
             found = [p.grad for p in norm.parameters()]
             if x.requires_grad:
                 assert grads["input"].dtype == x.dtype
-                assert laid_out_as(grads["input"], x) or norm.population == "group"
+                assert laid_out_as(grads["input"], x)
                 found.insert(0, grads["input"])
             # A point with a component of its own has no gradient: there all that comes through the transform cancels.
             slope = math.sqrt(points_of(norm, x) / norm.eps)

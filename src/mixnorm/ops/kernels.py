@@ -215,12 +215,17 @@ def flat(points: Tensor) -> Tensor:
 
 
 def rows(points: Tensor, dtype: torch.dtype) -> Tensor:
-    """The points as (B, m, D), with a gradient that lies in memory as they do: batch norm's has its input's format."""
-    if points.requires_grad and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
-        points = points.view_as(points)  # a hook of its own, as points may be a user's leaf
-        order = sorted(range(points.dim()), key=points.stride().__getitem__, reverse=True)
-        points.register_hook(functools.partial(_laid_out, order=order))
-    return flat(points.to(dtype))
+    """The points as (B, m, D), with a gradient that lies in memory as they do."""
+    return flat(with_gradient_alike(points).to(dtype))
+
+
+def with_gradient_alike(x: Tensor) -> Tensor:
+    """The same numbers, with a gradient that lies in memory as they do: batch norm's has its input's format."""
+    if x.requires_grad and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active():
+        x = x.view_as(x)  # a hook of its own, as x may be a user's leaf
+        order = sorted(range(x.dim()), key=x.stride().__getitem__, reverse=True)
+        x.register_hook(functools.partial(_laid_out, order=order))
+    return x
 
 
 def _laid_out(grad: Tensor | None, order: list[int]) -> Tensor | None:
