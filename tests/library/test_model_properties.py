@@ -415,11 +415,11 @@ def test_each_norm_of_a_model_does_what_its_copy_in_plain_pytorch_does(plan, ste
 
 
 @settings(max_examples=max(2, CASES // 19), **drawn)
-@given(PLANS, st.sampled_from([None, True]), st.lists(st.integers(2, 9), min_size=2, max_size=3, unique=True))
+@given(PLANS, st.sampled_from([None, True]), st.lists(st.integers(2, 9), min_size=2, max_size=2, unique=True))
 def test_a_compiled_model_computes_what_it_does_without_a_compiler(plan, dynamic, counts):
     torch._dynamo.reset()
     # A layer that goes on from its last batch draws other random numbers when it is compiled.
-    blocks = [block | {"norm": block["norm"] | {"seeding": "kmeans++"}} for block in plan["blocks"]]
+    blocks = [block | {"norm": block["norm"] | {"seeding": "kmeans++"}} for block in plan["blocks"][:2]]
     # In fp64 rounding does not decide which points k-means++ chooses.
     plan = plan | {"blocks": blocks, "dtype": FP64}
     plain = Model(plan)

@@ -637,10 +637,10 @@ def _sums_stretches(
 
 @_serial
 def _points_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, slope: Any,
-    intercept: Any, activation: int, grad: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, means: Any,
+    slope: Any, intercept: Any, activation: int, grad: Any,
 ) -> None:  # fmt: skip
-    """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - centre_k) · slope_k + intercept_k)."""
+    """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - μ_k) · slope_k + intercept_k)."""
     components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
     w = np.zeros(scale.shape[1], scale.dtype)
     for point in range(start, stop):
@@ -656,7 +656,8 @@ def _points_stretch(
                     for d in range(dim):
                         v = x[b, o, i, d] - centre[b, k, d]
                         through = g[b, o, i, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
-                        grad[b, o, i, d] += w[k] * (through + (v * slope[b, k, d] + intercept[b, k, d]))
+                        line = (x[b, o, i, d] - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d]
+                        grad[b, o, i, d] += w[k] * (through + line)
             continue
         for k in range(0, components, 3):
             w0, w1, w2 = w[k], w[k + 1], w[k + 2]
@@ -665,24 +666,24 @@ def _points_stretch(
             for d in range(dim):
                 v = x[b, o, i, d]
                 of_g = w0 * scale[b, k, d] + w1 * scale[b, k + 1, d] + w2 * scale[b, k + 2, d]
-                part = w0 * ((v - centre[b, k, d]) * slope[b, k, d] + intercept[b, k, d])
-                part += w1 * ((v - centre[b, k + 1, d]) * slope[b, k + 1, d] + intercept[b, k + 1, d])
-                part += w2 * ((v - centre[b, k + 2, d]) * slope[b, k + 2, d] + intercept[b, k + 2, d])
+                part = w0 * ((v - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d])
+                part += w1 * ((v - means[b, k + 1, d]) * slope[b, k + 1, d] + intercept[b, k + 1, d])
+                part += w2 * ((v - means[b, k + 2, d]) * slope[b, k + 2, d] + intercept[b, k + 2, d])
                 before = grad[b, o, i, d] if k else scale.dtype.type(0)
                 grad[b, o, i, d] = before + (g[b, o, i, d] * of_g + part)
 
 
 @_parallel
 def _points_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, slope: Any, intercept: Any, activation: int,
-    stretches: int, grad: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, means: Any, slope: Any, intercept: Any,
+    activation: int, stretches: int, grad: Any,
 ) -> None:  # fmt: skip
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _points_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, shift, slope,
-            intercept, activation, grad,
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, shift, means,
+            slope, intercept, activation, grad,
         )  # fmt: skip
 
 
@@ -764,14 +765,15 @@ def gradient_points(
 ) -> None:  # fmt: skip
     """The second half: the gradient of x, from the lines."""
     centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
-    slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
+    # Not from the centre, from which β sets μ apart: a narrow component's slope is so large that the difference is lost.
+    rows, slope, intercept = np.zeros_like(scale), np.zeros_like(scale), np.zeros_like(scale)
     for b in range(means.shape[0]):
         for k in range(means.shape[1]):
             for d in range(means.shape[2]):
-                slope[b, k, d] = lines[b, 1, k, d]
-                intercept[b, k, d] = lines[b, 0, k, d] + lines[b, 1, k, d] * (centre[b, k, d] - means[b, k, d])
+                rows[b, k, d] = means[b, k, d]
+                intercept[b, k, d], slope[b, k, d] = lines[b, 0, k, d], lines[b, 1, k, d]
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    _points_stretches(x, g, resp, factor, centre, scale, shift, slope, intercept, activation, stretches, grad)
+    _points_stretches(x, g, resp, factor, centre, scale, shift, rows, slope, intercept, activation, stretches, grad)
 
 
 # --------------------------------------------------------------------------------------------------------- inference

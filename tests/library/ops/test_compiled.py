@@ -151,6 +151,23 @@ def test_mixtures_that_require_gradients_are_constants():
     assert not y.requires_grad
 
 
+def test_the_gradient_of_narrow_components_in_statistics():
+    """A point with a component of its own, and others that are narrow beside β: in fp32, as accurate as the reference."""
+    x, upstream = 0.01 * rand(72, 2), rand(72, 2, seed=1)
+    x[7] = torch.tensor([2.25, -0.7])
+    resp = torch.eye(2, dtype=torch.float64)[(torch.arange(72) == 7).long()]
+
+    def gradient(backend, dtype):
+        leaf, ones = x.to(dtype, copy=True).requires_grad_(), torch.ones(2, dtype=dtype)
+        options = {"weight": ones, "bias": ones, "affine_mode": "statistics", "backend": backend}
+        y = mixture_normalize(leaf, resp.to(dtype), **options)
+        return torch.autograd.grad(y, leaf, upstream.to(dtype))[0].double()
+
+    exact = gradient("reference", torch.float64)
+    found, plain = ((gradient(backend, torch.float32) - exact).abs().max() for backend in ("auto", "reference"))
+    assert found <= 4 * plain + 2**-22 * exact.abs().max()
+
+
 @pytest.mark.parametrize("offset", [1e2, 1e3, 1e4])
 def test_evaluation_far_from_the_origin(offset):
     """In fp32 the error is that of the numbers themselves, a few units in the last place of the input."""
