@@ -159,8 +159,9 @@ class MixtureHistory(nn.Module):
     def look_at(self, points: Tensor, history: History) -> None:
         """Before an evaluation, where that costs next to nothing: says what training would have to wait for a GPU to know.
 
-        Whether every batch was refused; and, where someone else wrote to the buffers, whether what is there describes the
-        points. An average of buffers does not, where it is of mixtures that have their components in any order.
+        Whether every batch was refused; and, where someone else wrote to the buffers (not if they are a fresh copy, of
+        version 0), whether what is there describes the points. An average of buffers does not, where it is of mixtures that
+        have their components in any order.
         """
         if torch.compiler.is_compiling() or is_followed(points):
             return
@@ -171,7 +172,9 @@ class MixtureHistory(nn.Module):
             return
         if self._seen and not self._looked and not self.num_batches_tracked:
             self._warn_of_refusal("all training batches were")
-        elif version != self._written and not self._told_of_misfit and (self.history_weights[..., :-1, :] > 0).any():
+        elif (
+            version not in (self._written, 0) and not self._told_of_misfit and (self.history_weights[..., :-1, :] > 0).any()
+        ):
             x = flat(points.detach())
             x = x[:, :: max(1, x.shape[1] // LOOKED_AT)].to(history.means.dtype)
             with torch.no_grad():

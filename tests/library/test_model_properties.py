@@ -414,6 +414,7 @@ def test_each_norm_of_a_model_does_what_its_copy_in_plain_pytorch_does(plan, ste
     check_evaluation(model, plan)
 
 
+@pytest.mark.slow
 @settings(max_examples=CASES // 19, **drawn)
 @given(PLANS, st.sampled_from([None, True]), st.lists(st.integers(2, 9), min_size=2, max_size=2, unique=True))
 def test_a_compiled_model_computes_what_it_does_without_a_compiler(plan, dynamic, counts):
