@@ -182,8 +182,8 @@ class MixtureHistory(nn.Module):
             if square > MOST_SQUARE:
                 self._told_of_misfit = True
                 warnings.warn(
-                    f"the history of a {type(self).__name__} does not describe its input, as an average of histories "
-                    "(AveragedModel(use_buffers=True), a moving average of all buffers) does not: call "
+                    f"the history of a {type(self).__name__} does not fit its input, as happens when histories are averaged "
+                    "(AveragedModel(use_buffers=True), a moving average of all buffers): call "
                     "mixnorm.recalibrate(model, batches) before evaluation",
                     stacklevel=2,
                 )

@@ -3,9 +3,11 @@
 import os
 
 import distributed_helpers as helpers
+import distributed_networks as networks
 import pytest
 import torch
-from distributed_helpers import CASES, CHANNELS, DATA_PARALLEL, ON_GPU, SHARDED
+from distributed_helpers import CASES, CHANNELS, ON_GPU
+from distributed_networks import DATA_PARALLEL, SHARDED
 from layer_helpers import assert_same
 from torch import nn
 
@@ -95,9 +97,9 @@ def one_process():
     """The network of one process after training, and its evaluation."""
 
     def trained(accumulate):
-        model = helpers.network()
-        helpers.train(model, slice(None), scale=1, accumulate=accumulate)
-        return helpers.state_and_evaluation(model, model.state_dict())
+        model = networks.network()
+        networks.train(model, slice(None), scale=1, accumulate=accumulate)
+        return networks.state_and_evaluation(model, model.state_dict())
 
     return {accumulate: trained(accumulate) for accumulate in (False, True)}
 
@@ -105,7 +107,7 @@ def one_process():
 @pytest.mark.parametrize("mode", [*DATA_PARALLEL, *(mode for mode in SHARDED if "bfloat16" not in mode)])
 def test_a_network_trains_as_in_one_process(ranks, one_process, mode):
     """Under DistributedDataParallel (buffers broadcast or not, unused parameters, accumulation) and both kinds of FSDP."""
-    initial = helpers.network().state_dict()
+    initial = networks.network().state_dict()
     expected = one_process[mode == "accumulate"]
     found = [rank["sharded" if mode in SHARDED else "data parallel"][mode] for rank in ranks]
     assert found[0]["state"].keys() == expected["state"].keys()
@@ -121,24 +123,24 @@ def test_a_network_trains_as_in_one_process(ranks, one_process, mode):
 @pytest.mark.parametrize("mode", [mode for mode in SHARDED if "bfloat16" in mode])
 def test_a_sharded_network_in_mixed_precision(ranks, mode):
     """All ranks have the same state, in fp32, and a network of one process evaluates with it."""
-    initial, found = helpers.network().state_dict(), [rank["sharded"][mode] for rank in ranks]
+    initial, found = networks.network().state_dict(), [rank["sharded"][mode] for rank in ranks]
     for name, value in found[0]["state"].items():
         assert value.dtype == initial[name].dtype
         assert value.isfinite().all()
         assert all(torch.equal(rank["state"][name], value) for rank in found)
         assert torch.equal(value, initial[name]) == name.startswith("spare")
-    again = helpers.network()
+    again = networks.network()
     again.load_state_dict(found[0]["state"])
-    assert_near(found[0]["evaluated"], helpers.state_and_evaluation(again, {})["evaluated"], 2**-6)
+    assert_near(found[0]["evaluated"], networks.state_and_evaluation(again, {})["evaluated"], 2**-6)
 
 
 @pytest.mark.parametrize("inference", ["ensemble", "pooled"])
 def test_the_first_ranks_buffers_are_broadcast(ranks, inference):
     """A history of its own on every rank, two of its five slots filled, becomes the first rank's."""
-    layer = helpers.history_layer(inference)
+    layer = networks.history_layer(inference)
     for step in range(2):
-        layer(helpers.history_batch(0, step))
-    evaluated = layer.eval()(helpers.history_batch(0, 9)).detach()
+        layer(networks.history_batch(0, step))
+    evaluated = layer.eval()(networks.history_batch(0, 9)).detach()
     found = [rank["broadcast buffers"][inference] for rank in ranks]
     assert not torch.equal(found[1]["own"], found[0]["own"])
     for rank in found:
@@ -149,16 +151,16 @@ def test_the_first_ranks_buffers_are_broadcast(ranks, inference):
 
 def test_recalibrate_with_more_batches_on_some_ranks(ranks):
     """As one process with the batches of each round together; a norm of the rank's own sees its own batches alone."""
-    layer = helpers.WithView().norm
+    layer = networks.WithView().norm
     torch.manual_seed(1)
-    rounds = [[r for r in range(RANKS) if helpers.BATCHES[r] > i] for i in range(max(helpers.BATCHES))]
+    rounds = [[r for r in range(RANKS) if networks.BATCHES[r] > i] for i in range(max(networks.BATCHES))]
     mixnorm.recalibrate(
-        layer, [torch.cat([helpers.recalibration_batch(r, i) for r in there]) for i, there in enumerate(rounds)]
+        layer, [torch.cat([networks.recalibration_batch(r, i) for r in there]) for i, there in enumerate(rounds)]
     )
     for rank, found in enumerate(rank["recalibrated"] for rank in ranks):
         for name, expected in layer.state_dict().items():
             assert_near(found["state"][f"norm.{name}"], expected)
-        assert found["state"]["batch_norm.num_batches_tracked"] == helpers.BATCHES[rank]
+        assert found["state"]["batch_norm.num_batches_tracked"] == networks.BATCHES[rank]
         assert found["hooks"] == 0
         assert found["error"].startswith("batches is empty" if rank == 2 else "batches is empty on another rank")
         assert found["kept"]

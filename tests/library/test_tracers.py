@@ -26,15 +26,23 @@ def test_a_graph_of_make_fx_computes_the_evaluation():
     torch.testing.assert_close(graph(x), layer(x), atol=1e-5, rtol=1e-5)
 
 
+def gradient(y, x, upstream, **options):
+    return torch.autograd.grad(y, x, upstream, retain_graph=True, **options)[0]
+
+
+AT_ONCE = {
+    "is_grads_batched": lambda y, x, upstream: gradient(y, x, upstream, is_grads_batched=True),
+    "vmap": lambda y, x, upstream: vmap(lambda one: gradient(y, x, one))(upstream),
+}
+
+
+@pytest.mark.parametrize("way", AT_ONCE)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_many_gradients_at_once(training):
-    layer = trained(24, 2).train(training)
-    x = torch.randn(24, 2, requires_grad=True)
-    y = layer(x)
-    upstream = torch.randn(3, 24, 2)
-    (found,) = torch.autograd.grad(y, x, upstream, is_grads_batched=True, retain_graph=True)
-    expected = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in upstream]
-    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+def test_many_gradients_at_once(training, way):
+    layer, x = trained(24, 2).train(training), torch.randn(24, 2, requires_grad=True)
+    y, upstream = layer(x), torch.randn(3, 24, 2)
+    expected = torch.stack([gradient(y, x, one) for one in upstream])
+    torch.testing.assert_close(AT_ONCE[way](y, x, upstream), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_jacobian_at_once():
@@ -44,17 +52,6 @@ def test_a_jacobian_at_once():
         torch.manual_seed(0)
         results.append(torch.autograd.functional.jacobian(layer, x, vectorize=vectorize))
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_vmap_over_gradients(training):
-    layer = trained(24, 2).train(training)
-    x = torch.randn(24, 2, requires_grad=True)
-    y = layer(x)
-    upstream = torch.randn(3, 24, 2)
-    found = vmap(lambda one: torch.autograd.grad(y, x, one, retain_graph=True)[0])(upstream)
-    expected = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in upstream]
-    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
 OPTIONS = [

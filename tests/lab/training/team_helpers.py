@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from distributed_helpers import LIMIT, start_ranks
+from rank_processes import LIMIT, start_ranks
 from run_helpers import DIGITS, MIXTURE, Interrupt, build, config, weights
 from run_helpers import run as train_model
 
