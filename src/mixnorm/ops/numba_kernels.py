@@ -54,7 +54,7 @@ class NumbaKernels(FastKernels):
         if components == 1:  # nothing to seed and nothing to iterate
             lloyd_iters = em_iters = 0
         uniforms, found = draws[size + 1 :].view(points.shape[0], -1), _empty_mixture(sample, components)
-        threads, x, numbers, *arrays = _arrays(sample.unsqueeze(2), uniforms, *found)
+        threads, x, numbers, *arrays = _arrays(sample.contiguous().unsqueeze(2), uniforms, *found)
         with _LOCK:
             numba_loops.fit(
                 threads, x, numbers, lloyd_iters, em_iters, min_variance, min_weight, reference.MIN_VARIANCE, *arrays
@@ -67,7 +67,7 @@ class NumbaKernels(FastKernels):
             return super().sample(points, size, draws)
         sample = points.new_empty(batch, size, dim)
         with _LOCK:
-            numba_loops.sample(*_arrays(_laid_out(points, points.dtype), draws, sample.unsqueeze(2)))
+            numba_loops.sample(*_arrays(points, draws, sample))
         return sample
 
     def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
@@ -79,7 +79,7 @@ class NumbaKernels(FastKernels):
         return found
 
     def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
-        points = _laid_out(points, mixture.means.dtype)
+        points = points.to(mixture.means.dtype)
         resp = points.new_empty(points.shape[0], points.shape[1] * points.shape[2], mixture.weights.shape[1])
         found = _empty_mixture(points, resp.shape[2])
         threads, x, *arrays = _arrays(points, *mixture, resp, *found)
@@ -88,7 +88,7 @@ class NumbaKernels(FastKernels):
         return resp, found
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
-        points = _laid_out(points, resp.dtype)
+        points = points.to(resp.dtype)
         found = _empty_mixture(points, resp.shape[2])
         with _LOCK:
             numba_loops.moments(*_arrays(points, resp, *found))
@@ -97,9 +97,9 @@ class NumbaKernels(FastKernels):
     def mix(
         self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
     ) -> Tensor:
-        x = _laid_out(points, resp.dtype)
+        x = points.to(resp.dtype)
         y = torch.empty_like(x)
-        *arrays, out = _arrays(x, resp.contiguous(), *mixture, weight, bias, y)
+        *arrays, out = _arrays(x, resp, *mixture, weight, bias, y)
         with _LOCK:
             numba_loops.mix(*arrays, *_codes(form), out)
         return y.to(points.dtype)
@@ -119,10 +119,10 @@ class NumbaKernels(FastKernels):
         with _LOCK:
             numba_loops.inverse_sqrt(*_arrays(mixture.weights, factor)[1:])
         components = mixture.means, mixture.variances
-        return _gradient(grad, points, resp.contiguous(), factor, components, weight, bias, form, True, over_ranks)
+        return _gradient(grad, points, resp, factor, components, weight, bias, form, True, over_ranks)
 
     def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
-        x = _laid_out(points, history.means.dtype)
+        x = points.to(history.means.dtype)
         log_weights, factor, slots, means, variances, *options = _flat_history(history, form)
         y = torch.empty_like(x)
         *arrays, out = _arrays(x, log_weights, factor, slots, means, variances, weight, bias, y)
@@ -133,7 +133,7 @@ class NumbaKernels(FastKernels):
     def inference_backward(
         self, grad: Tensor, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form
     ) -> list[Tensor | None]:
-        x = _laid_out(points.detach(), history.means.dtype)
+        x = points.detach().to(history.means.dtype)
         log_weights, factor, slots, means, variances, *options = _flat_history(history, form)
         resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], means.shape[1])
         *arrays, out = _arrays(x, log_weights, slots, means, variances, resp)
@@ -185,38 +185,26 @@ def _gradient(
     over_ranks: Callable[[Tensor], None] | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The gradients of the points, γ and β. ``of_batch``: μ and σ² are the points' own statistics, with factor 1/√λ."""
-    x, grad = _laid_out(points.detach(), resp.dtype), grad.to(resp.dtype)
-    if grad.stride() != x.stride():  # the loops are compiled for two tensors of one layout
-        grad = torch.empty_like(x).copy_(grad)
+    x, grad = points.detach().to(resp.dtype), grad.to(resp.dtype)
     grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
     grad_points = torch.empty_like(x)
     lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64, device=x.device)
     given = _arrays(x, grad, resp, factor, *components, weight, bias)
+    flat_lines = lines.flatten(1, 2)
     with _LOCK:
-        numba_loops.gradient_lines(*given, *_codes(form), of_batch, *_arrays(lines, grad_weight, grad_bias, like=x)[1:])
+        numba_loops.gradient_lines(*given, *_codes(form), of_batch, *_arrays(flat_lines, grad_weight, grad_bias, like=x)[1:])
     if over_ranks is not None:  # it adds up what all implementations agree on
         scale = factor[:, None, :, None]
         shared = (lines * scale).to(resp.dtype)
         over_ranks(shared)
-        lines = torch.where(scale > 0, shared / scale, 0).double()
+        flat_lines = torch.where(scale > 0, shared / scale, 0).double().flatten(1, 2)
     with _LOCK:
-        numba_loops.gradient_points(*given, *_codes(form), *_arrays(lines, grad_points)[1:])
-    grad_points = grad_points.to(points.dtype)
-    if grad_points.stride() != points.stride():  # the loops took a copy: the gradient lies in memory as the points do
-        grad_points = torch.empty_like(points).copy_(grad_points)
-    return grad_points, grad_weight, grad_bias
+        numba_loops.gradient_points(*given, *_codes(form), *_arrays(flat_lines, grad_points)[1:])
+    return grad_points.to(points.dtype), grad_weight, grad_bias
 
 
 def _codes(form: Form) -> tuple[float, bool, int]:
     return float(form.eps), form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
-
-
-def _laid_out(points: Tensor, dtype: torch.dtype) -> Tensor:
-    """Points as the loops take them: row after row, or with any strides. For a third layout they would be compiled again."""
-    points = points.to(dtype)
-    if not points.is_contiguous() and points.permute(3, 2, 1, 0).is_contiguous():  # column after column: a single image
-        return points.contiguous()
-    return points
 
 
 def _empty_mixture(points: Tensor, components: int) -> Mixture:
@@ -229,8 +217,9 @@ _TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
 
 
 def _arrays(*tensors: Tensor | None, like: Tensor | None = None) -> list[Any]:
-    """The number of threads that the loops use, and the tensors' memory as arrays, empty ones for ``None``.
+    """The number of threads that the loops use, and the tensors as they take them.
 
+    Points (B, outer, inner, D) stay where they lie, other tensors are arrays row by row, and ``None`` is an empty array.
     Through the array interface, because ``Tensor.numpy()`` would pin the storage for good, which FSDP resizes.
     """
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
@@ -242,18 +231,22 @@ def _arrays(*tensors: Tensor | None, like: Tensor | None = None) -> list[Any]:
             continue
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
-        if tensor.dim() < 4 and not tensor.is_contiguous():  # a loop is compiled again for each layout: only points have any
+        shape = tensor.shape
+        if are_points := len(shape) == 4:
+            strides = tensor.stride()
+            extent = 1 + (shape[0] - 1) * strides[0] + (shape[1] - 1) * strides[1]
+            extent += (shape[2] - 1) * strides[2] + (shape[3] - 1) * strides[3]
+        else:
             tensor = tensor.contiguous()
-        size, dtype = tensor.element_size(), tensor.dtype
         memory = SimpleNamespace(
             __array_interface__={
                 "data": (tensor.data_ptr(), False),
-                "shape": tuple(tensor.shape),
-                "strides": tuple(map(size.__mul__, tensor.stride())),
-                "typestr": _TYPES[dtype],
+                "shape": (extent,) if are_points else tuple(shape),
+                "typestr": _TYPES[tensor.dtype],
                 "version": 3,
             },
             tensor=tensor,  # which must live as long as the array
         )
-        arrays.append(np.asarray(memory))
+        array = np.asarray(memory)
+        arrays.append(numba_loops.Points(array, *shape, *strides) if are_points else array)
     return arrays

@@ -1,11 +1,12 @@
 """Compiled CPU loops: the fit, the EM step, the transform and its gradient, each as one call.
 
-Points are ``x[b, o, i, :]`` of an array (B, outer, inner, D) with any strides, numbered o · inner + i. The points of a
-mixture are cut into stretches, which run on all cores. Sums are taken over a few points in the working precision and then
-added up in fp64, so that their error does not grow with the batch. The inner loops take four points, or three components
-("rows by threes", padded with zeros), at a time: with one, most of the work would be loading and storing. Where their
-weights are all 0, as most responsibilities are, they are skipped. Elements are indexed one by one, because a view costs as
-much as a short row.
+Points (B, outer, inner, D) may lie in memory in any way, and are numbered o · inner + i. Four of them at a time are copied
+into a tile and back, so that nothing else asks how they lie, and one compilation serves all. The points of a mixture are cut
+into stretches, which run on all cores. Sums are taken over a few points in the working precision and then added up in fp64,
+so that their error does not grow with the batch. The inner loops take four points, and some three components ("rows by
+threes", padded with zeros), at a time: with one, most of the work would be loading and storing. Where their weights are all
+0, as most responsibilities are, they are skipped. Elements are indexed one by one, because a view costs as much as a short
+row.
 
 All of it is in one file, because numba's cache notices changes to a function's own file only.
 """
@@ -13,7 +14,7 @@ All of it is in one file, because numba's cache notices changes to a function's 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit, prange
@@ -21,11 +22,26 @@ from numba import njit, prange
 FLUSH = 64  # points whose sums are added up before they go into the fp64 ones
 # Sums may be reordered, which lets them be vectorized; NaN and Inf keep their meaning.
 _serial = njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, cache=True, error_model="numpy")
+_inlined = njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, error_model="numpy", forceinline=True)
 _parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 
 FAR = 1e3  # (mean - centre)² / variance above which a variance about that centre has lost digits
 
 NONE, RELU, LEAKY_RELU, SILU, GELU = range(5)
+
+
+class Points(NamedTuple):
+    """Points (B, outer, inner, D), a view of memory."""
+
+    memory: Any  # one-dimensional
+    batch: int
+    outer: int
+    inner: int
+    dim: int
+    step_b: int  # strides, in elements
+    step_o: int
+    step_i: int
+    step_d: int
 
 
 @_serial
@@ -34,20 +50,52 @@ def _stretches(threads: int, batch: int, count: int) -> int:
     return min(count, (threads + batch - 1) // batch)
 
 
-# ---------------------------------------------------------------------------------------------------------------- EM
+@_inlined
+def _place(x: Any, b: int, point: int) -> Any:
+    """Where a point begins in memory; without a sign, or every access would ask whether it counts from the end."""
+    outer = point // x.inner
+    return np.uint64(b * x.step_b + outer * x.step_o + (point - outer * x.inner) * x.step_i)
 
 
-@_serial
+@_inlined
 def _load(x: Any, b: int, first: int, stop: int, tile: Any) -> int:
     """tile[p] = x for the four points from ``first`` on, or for as many as there are; how many."""
-    inner = x.shape[2]
-    count = min(4, stop - first)
-    for p in range(count):
-        o = (first + p) // inner
-        i = first + p - o * inner
-        for d in range(x.shape[3]):
-            tile[p, d] = x[b, o, i, d]
+    count, step = min(4, stop - first), np.uint64(x.step_d)
+    if step == np.uint64(1):  # the compiler takes several at once
+        for p in range(count):
+            place = _place(x, b, first + p)
+            for d in range(x.dim):
+                tile[p, d] = x.memory[place + np.uint64(d)]
+        return count
+    # Neighbours together, because they are near each other in memory, and their channels are not.
+    place0, place1 = _place(x, b, first), _place(x, b, min(first + 1, stop - 1))
+    place2, place3 = _place(x, b, min(first + 2, stop - 1)), _place(x, b, min(first + 3, stop - 1))
+    for d in range(x.dim):
+        along = np.uint64(d) * step
+        tile[0, d], tile[1, d] = x.memory[place0 + along], x.memory[place1 + along]
+        tile[2, d], tile[3, d] = x.memory[place2 + along], x.memory[place3 + along]
     return count
+
+
+@_inlined
+def _store(tile: Any, count: int, y: Any, b: int, first: int) -> None:
+    """The inverse of ``_load``."""
+    step = np.uint64(y.step_d)
+    if step == np.uint64(1) or count < 4:
+        for p in range(count):
+            place = _place(y, b, first + p)
+            for d in range(y.dim):
+                y.memory[place + np.uint64(d) * step] = tile[p, d]
+        return
+    place0, place1 = _place(y, b, first), _place(y, b, first + 1)
+    place2, place3 = _place(y, b, first + 2), _place(y, b, first + 3)
+    for d in range(y.dim):
+        along = np.uint64(d) * step
+        y.memory[place0 + along], y.memory[place1 + along] = tile[0, d], tile[1, d]
+        y.memory[place2 + along], y.memory[place3 + along] = tile[2, d], tile[3, d]
+
+
+# ---------------------------------------------------------------------------------------------------------------- EM
 
 
 @_serial
@@ -121,7 +169,7 @@ def _em_stretch(
     total: Any, first: Any, second: Any,
 ) -> None:  # fmt: skip
     """ν of a stretch of points, and its Σν, Σν z_k and Σν z_k² with z_k = (x - μ_k) / σ_k under the given mixture."""
-    components, dim = log_norm.shape[1], x.shape[3]
+    components, dim = log_norm.shape[1], x.dim
     tile, w = np.zeros((4, dim), scale.dtype), np.zeros(4, scale.dtype)
     f, s = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
     for base in range(start, stop, FLUSH):
@@ -173,7 +221,7 @@ def _moments_stretch(
     x: Any, b: int, start: int, stop: int, resp: Any, centre: Any, total: Any, first: Any, second: Any
 ) -> None:
     """Σν, Σν(x - centre_k) and Σν(x - centre_k)² of a stretch of points under given responsibilities."""
-    components, dim = centre.shape[1], x.shape[3]
+    components, dim = centre.shape[1], x.dim
     tile = np.zeros((4, dim), centre.dtype)
     for i in range(start, stop, 4):
         count = _load(x, b, i, stop, tile)
@@ -228,7 +276,7 @@ def moments(threads: int, x: Any, resp: Any, weights: Any, means: Any, variances
     for b in range(means.shape[0]):
         for k in range(means.shape[1]):
             for d in range(means.shape[2]):
-                means[b, k, d] = x[b, 0, 0, d]
+                means[b, k, d] = x.memory[b * x.step_b + d * x.step_d]
     if _moments_about(x, resp, means.copy(), stretches, weights, means, variances) > FAR:
         _moments_about(x, resp, means.copy(), stretches, weights, means, variances)
 
@@ -276,29 +324,29 @@ def em_step(
 
 
 @_serial
-def _remaining_stretch(x: Any, b: int, index: Any, closest: Any, start: int, stop: int, out: Any) -> None:
-    """The squared distance of each point to its nearest seed, if x[index[c]] were one, into out (candidates, m)."""
+def _remaining_stretch(rows: Any, b: int, index: Any, closest: Any, start: int, stop: int, out: Any) -> None:
+    """The squared distance of each point to its nearest seed, if rows[index[c]] were one, into out (candidates, m)."""
     for i in range(start, stop):
         for c in range(out.shape[0]):
-            q = x.dtype.type(0)
-            for d in range(x.shape[3]):
-                z = x[b, i, 0, d] - x[b, index[c], 0, d]
+            q = rows.dtype.type(0)
+            for d in range(rows.shape[2]):
+                z = rows[b, i, d] - rows[b, index[c], d]
                 q += z * z
             out[c, i] = min(closest[i], q)
 
 
 @_parallel
-def _remaining_stretches(x: Any, b: int, index: Any, closest: Any, stretches: int, out: Any) -> None:
-    points = x.shape[1]
+def _remaining_stretches(rows: Any, b: int, index: Any, closest: Any, stretches: int, out: Any) -> None:
+    points = rows.shape[1]
     for item in prange(stretches):
         t = np.int64(item)
-        _remaining_stretch(x, b, index, closest, points * t // stretches, points * (t + 1) // stretches, out)
+        _remaining_stretch(rows, b, index, closest, points * t // stretches, points * (t + 1) // stretches, out)
 
 
 @_serial
-def _seed(x: Any, b: int, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
-    """Greedy k-means++, as ``fit.seed``: x is (B, m, 1, D)."""
-    points, dim, components = x.shape[1], x.shape[3], centers.shape[1]
+def _seed(rows: Any, b: int, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
+    """Greedy k-means++, as ``fit.seed``, of rows (B, m, D)."""
+    points, dim, components = rows.shape[1], rows.shape[2], centers.shape[1]
     closest, index = np.full(points, np.inf), np.zeros(candidates, np.int64)
     remaining = np.empty((candidates, points))
     for k in range(components):
@@ -307,9 +355,9 @@ def _seed(x: Any, b: int, uniforms: Any, candidates: int, stretches: int, center
             u = uniforms[b, 1 + (k - 1) * candidates + c if k else 0]
             index[c] = _draw(closest, u) if k else min(int(u * points), points - 1)
         if stretches > 1:
-            _remaining_stretches(x, b, index, closest, stretches, remaining[:count])
+            _remaining_stretches(rows, b, index, closest, stretches, remaining[:count])
         else:
-            _remaining_stretch(x, b, index, closest, 0, points, remaining[:count])
+            _remaining_stretch(rows, b, index, closest, 0, points, remaining[:count])
         best, least = 0, np.inf
         for c in range(count):
             inertia = remaining[c].sum()
@@ -318,7 +366,7 @@ def _seed(x: Any, b: int, uniforms: Any, candidates: int, stretches: int, center
         for i in range(points):
             closest[i] = remaining[best, i]
         for d in range(dim):
-            centers[b, k, d] = x[b, index[best], 0, d]
+            centers[b, k, d] = rows[b, index[best], d]
 
 
 @_serial
@@ -333,28 +381,27 @@ def _draw(closest: Any, u: float) -> int:
 
 
 @_parallel
-def _seed_mixtures(x: Any, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
-    for b in prange(x.shape[0]):
-        _seed(x, np.int64(b), uniforms, candidates, stretches, centers)
+def _seed_mixtures(rows: Any, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
+    for b in prange(rows.shape[0]):
+        _seed(rows, np.int64(b), uniforms, candidates, stretches, centers)
 
 
 @_parallel
 def _gather(x: Any, index: Any, stretches: int, out: Any) -> None:
-    """The points with the given numbers into out (B, count, 1, D)."""
-    batch, inner, count = x.shape[0], x.shape[2], index.shape[0]
+    """The points with the given numbers into out (B, count, D)."""
+    batch, count, step = x.batch, index.shape[0], np.uint64(x.step_d)
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         for j in range(count * t // stretches, count * (t + 1) // stretches):
-            o = index[j] // inner
-            i = index[j] - o * inner
-            for d in range(x.shape[3]):
-                out[b, j, 0, d] = x[b, o, i, d]
+            place = _place(x, b, index[j])
+            for d in range(x.dim):
+                out[b, j, d] = x.memory[place + np.uint64(d) * step]
 
 
 @_serial
 def sample(threads: int, x: Any, draws: Any, out: Any) -> None:
-    """``fit.sample_indices`` and ``fit.gather``: as many of the points as out (B, size, 1, D) holds."""
-    count, size = x.shape[1] * x.shape[2], out.shape[1]
+    """``fit.sample_indices`` and ``fit.gather``: as many of the points as out (B, size, D) holds."""
+    count, size = x.outer * x.inner, out.shape[1]
     begin = int(np.float64(draws[size]) * size * count) if count % size != 0 else 0
     one = draws.dtype.type
     index = np.empty(size, np.int64)
@@ -363,7 +410,7 @@ def sample(threads: int, x: Any, draws: Any, out: Any) -> None:
         length = ((j + 1) * count + begin) // size - first
         place = first + min(int(draws[j] * one(length)), length - 1)
         index[j] = place if place < count else place - count
-    _gather(x, index, _stretches(threads, x.shape[0], size), out)
+    _gather(x, index, _stretches(threads, x.batch, size), out)
 
 
 @_serial
@@ -398,17 +445,18 @@ def fit(
     threads: int, x: Any, uniforms: Any, lloyd_iters: int, em_iters: int, min_variance: float, min_weight: float,
     floor: float, weights: Any, means: Any, variances: Any,
 ) -> None:  # fmt: skip
-    """k-means++, Lloyd's iterations and EM on points (B, m, 1, D), into weights (B, K), means and variances (B, K, D)."""
+    """k-means++, Lloyd's iterations and EM on points (B, m, 1, D) that lie row by row: λ (B, K), μ and σ² (B, K, D)."""
     batch, components, dim = means.shape
-    stretches = _stretches(threads, batch, x.shape[1])
+    stretches = _stretches(threads, batch, x.outer)
     candidates = (uniforms.shape[1] - 1) // max(components - 1, 1)  # of each round after the first seed
     centers, ones, flat = means.copy(), np.ones_like(means), np.ones_like(weights)
+    rows = x.memory.reshape((batch, x.outer, dim))
     if stretches == 1:  # enough mixtures for all cores
-        _seed_mixtures(x, uniforms, candidates, stretches, centers)
+        _seed_mixtures(rows, uniforms, candidates, stretches, centers)
     else:
         for b in range(batch):
-            _seed(x, b, uniforms, candidates, stretches, centers)
-    resp = np.empty((batch, x.shape[1], components), x.dtype)
+            _seed(rows, b, uniforms, candidates, stretches, centers)
+    resp = np.empty((batch, x.outer, components), means.dtype)
     hard = lloyd_iters >= 0  # always; but for a literal True numba would compile em_step a second time
     for step in range(lloyd_iters + 1):
         em_step(threads, x, hard, flat, centers, ones, floor, resp, weights, means, variances)
@@ -435,7 +483,7 @@ def em(
     variances: Any,
 ) -> None:
     """EM steps on points (B, m, 1, D), over the mixture that is given, and then the small components are dropped."""
-    resp = np.empty((x.shape[0], x.shape[1], weights.shape[1]), x.dtype)
+    resp = np.empty((x.batch, x.outer, weights.shape[1]), means.dtype)
     hard = iterations < 0  # never; see fit
     for _ in range(iterations):
         em_step(threads, x, hard, weights, means, variances, floor, resp, weights, means, variances)
@@ -500,32 +548,74 @@ def _mix_stretch(
     x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int,
     y: Any,
 ) -> None:  # fmt: skip
-    components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
-    w = np.zeros(scale.shape[1], scale.dtype)
-    for point in range(start, stop):
-        o = point // inner
-        i = point - o * inner
-        for k in range(components):
-            w[k] = resp[b, point, k] * factor[b, k]
-        if activation != NONE:
-            for d in range(dim):
-                y[b, o, i, d] = 0
-            for k in range(components):
-                if w[k] != 0:
-                    for d in range(dim):
-                        z = (x[b, o, i, d] - centre[b, k, d]) * scale[b, k, d] + shift[d]
-                        y[b, o, i, d] += w[k] * _act(z, activation)
-            continue
+    components, dim = factor.shape[1], x.dim
+    tile, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
+    w = np.zeros((3, 4), scale.dtype)
+    for i in range(start, stop, 4):
+        count = _load(x, b, i, stop, tile)
+        for d in range(dim):
+            out[0, d] = out[1, d] = out[2, d] = out[3, d] = shift[d] if activation == NONE else 0
         for k in range(0, components, 3):
-            w0, w1, w2 = w[k], w[k + 1], w[k + 2]
-            if k and w0 == 0 and w1 == 0 and w2 == 0:
-                continue
-            for d in range(dim):
-                v = x[b, o, i, d]
-                part = w0 * scale[b, k, d] * (v - centre[b, k, d])
-                part += w1 * scale[b, k + 1, d] * (v - centre[b, k + 1, d])
-                part += w2 * scale[b, k + 2, d] * (v - centre[b, k + 2, d])
-                y[b, o, i, d] = part + (y[b, o, i, d] if k else shift[d])
+            w[:] = 0
+            for j in range(min(3, components - k)):
+                for p in range(count):
+                    w[j, p] = resp[b, i + p, k + j] * factor[b, k + j]
+            if activation == NONE:
+                _add_three(tile, w, b, k, centre, scale, out)
+            else:
+                for j in range(min(3, components - k)):
+                    _add_component(tile, count, w[j], b, k + j, centre, scale, shift, activation, out)
+        _store(out, count, y, b, i)
+
+
+@_inlined
+def _add_three(tile: Any, w: Any, b: int, k: int, centre: Any, scale: Any, out: Any) -> None:
+    """out += Σ w_j x̂_j of three components, for the points of a tile."""
+    u0, u1, u2, u3 = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
+    v0, v1, v2, v3 = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
+    w0, w1, w2, w3 = w[2, 0], w[2, 1], w[2, 2], w[2, 3]
+    for d in range(tile.shape[1]):
+        c0, c1, c2 = centre[b, k, d], centre[b, k + 1, d], centre[b, k + 2, d]
+        a0, a1, a2 = scale[b, k, d], scale[b, k + 1, d], scale[b, k + 2, d]
+        x0, x1, x2, x3 = tile[0, d], tile[1, d], tile[2, d], tile[3, d]
+        out[0, d] += u0 * a0 * (x0 - c0) + v0 * a1 * (x0 - c1) + w0 * a2 * (x0 - c2)
+        out[1, d] += u1 * a0 * (x1 - c0) + v1 * a1 * (x1 - c1) + w1 * a2 * (x1 - c2)
+        out[2, d] += u2 * a0 * (x2 - c0) + v2 * a1 * (x2 - c1) + w2 * a2 * (x2 - c2)
+        out[3, d] += u3 * a0 * (x3 - c0) + v3 * a1 * (x3 - c1) + w3 * a2 * (x3 - c2)
+
+
+@_inlined
+def _add_component(
+    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, shift: Any, activation: int, out: Any
+) -> None:
+    """out += w · act(x̂_k) for the points of a tile."""
+    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
+        return
+    if activation == NONE:
+        for d in range(tile.shape[1]):
+            c, a = centre[b, k, d], scale[b, k, d]
+            out[0, d] += w0 * a * (tile[0, d] - c)
+            out[1, d] += w1 * a * (tile[1, d] - c)
+            out[2, d] += w2 * a * (tile[2, d] - c)
+            out[3, d] += w3 * a * (tile[3, d] - c)
+        return
+    if activation == RELU:
+        zero = tile.dtype.type(0)
+        for d in range(tile.shape[1]):
+            c, a, s = centre[b, k, d], scale[b, k, d], shift[d]
+            z0, z1 = (tile[0, d] - c) * a + s, (tile[1, d] - c) * a + s
+            z2, z3 = (tile[2, d] - c) * a + s, (tile[3, d] - c) * a + s
+            out[0, d] += w0 * (zero if z0 < 0 else z0)
+            out[1, d] += w1 * (zero if z1 < 0 else z1)
+            out[2, d] += w2 * (zero if z2 < 0 else z2)
+            out[3, d] += w3 * (zero if z3 < 0 else z3)
+        return
+    for p in range(count):
+        if w[p] != 0:
+            for d in range(tile.shape[1]):
+                z = (tile[p, d] - centre[b, k, d]) * scale[b, k, d] + shift[d]
+                out[p, d] += w[p] * _act(z, activation)
 
 
 @_parallel
@@ -576,7 +666,7 @@ def _sums_stretch(
     activation: int, of_scale: Any, of_z: Any, plain: Any,
 ) -> None:  # fmt: skip
     """Σ h_k (x - centre_k), Σ h_k and Σ g over a stretch, with h_k = g · w_k · act'(x̂_k)."""
-    components, dim = factor.shape[1], x.shape[3]
+    components, dim = factor.shape[1], x.dim
     tile, up = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
     w = np.zeros(4, scale.dtype)
     s, h = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
@@ -604,6 +694,17 @@ def _sums_stretch(
                         s[k, d] += (h0 * (tile[0, d] - c) + h1 * (tile[1, d] - c)) + (
                             h2 * (tile[2, d] - c) + h3 * (tile[3, d] - c)
                         )
+                elif activation == RELU:
+                    zero = scale.dtype.type(0)
+                    for d in range(dim):
+                        c, a, r = centre[b, k, d], scale[b, k, d], shift[d]
+                        v0, v1, v2, v3 = tile[0, d] - c, tile[1, d] - c, tile[2, d] - c, tile[3, d] - c
+                        h0 = w0 * up[0, d] if v0 * a + r > 0 else zero
+                        h1 = w1 * up[1, d] if v1 * a + r > 0 else zero
+                        h2 = w2 * up[2, d] if v2 * a + r > 0 else zero
+                        h3 = w3 * up[3, d] if v3 * a + r > 0 else zero
+                        h[k, d] += (h0 + h1) + (h2 + h3)
+                        s[k, d] += (h0 * v0 + h1 * v1) + (h2 * v2 + h3 * v3)
                 else:
                     for p in range(count):
                         for d in range(dim):
@@ -641,36 +742,49 @@ def _points_stretch(
     slope: Any, intercept: Any, activation: int, grad: Any,
 ) -> None:  # fmt: skip
     """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - μ_k) · slope_k + intercept_k)."""
-    components, dim, inner = factor.shape[1], x.shape[3], x.shape[2]
-    w = np.zeros(scale.shape[1], scale.dtype)
-    for point in range(start, stop):
-        o = point // inner
-        i = point - o * inner
+    components, dim = factor.shape[1], x.dim
+    tile, up, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
+    w = np.zeros(4, scale.dtype)
+    for i in range(start, stop, 4):
+        count = _load(x, b, i, stop, tile)
+        _load(g, b, i, stop, up)
+        out[:] = 0
         for k in range(components):
-            w[k] = resp[b, point, k] * factor[b, k]
-        if activation != NONE:
-            for d in range(dim):
-                grad[b, o, i, d] = 0
-            for k in range(components):
-                if w[k] != 0:
-                    for d in range(dim):
-                        v = x[b, o, i, d] - centre[b, k, d]
-                        through = g[b, o, i, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
-                        line = (x[b, o, i, d] - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d]
-                        grad[b, o, i, d] += w[k] * (through + line)
-            continue
-        for k in range(0, components, 3):
-            w0, w1, w2 = w[k], w[k + 1], w[k + 2]
-            if k and w0 == 0 and w1 == 0 and w2 == 0:
+            for p in range(4):
+                w[p] = resp[b, i + p, k] * factor[b, k] if p < count else 0
+            w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+            if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
                 continue
-            for d in range(dim):
-                v = x[b, o, i, d]
-                of_g = w0 * scale[b, k, d] + w1 * scale[b, k + 1, d] + w2 * scale[b, k + 2, d]
-                part = w0 * ((v - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d])
-                part += w1 * ((v - means[b, k + 1, d]) * slope[b, k + 1, d] + intercept[b, k + 1, d])
-                part += w2 * ((v - means[b, k + 2, d]) * slope[b, k + 2, d] + intercept[b, k + 2, d])
-                before = grad[b, o, i, d] if k else scale.dtype.type(0)
-                grad[b, o, i, d] = before + (g[b, o, i, d] * of_g + part)
+            if activation == NONE:
+                for d in range(dim):
+                    c, a, t, o = means[b, k, d], scale[b, k, d], slope[b, k, d], intercept[b, k, d]
+                    out[0, d] += w0 * (up[0, d] * a + ((tile[0, d] - c) * t + o))
+                    out[1, d] += w1 * (up[1, d] * a + ((tile[1, d] - c) * t + o))
+                    out[2, d] += w2 * (up[2, d] * a + ((tile[2, d] - c) * t + o))
+                    out[3, d] += w3 * (up[3, d] * a + ((tile[3, d] - c) * t + o))
+                continue
+            if activation == RELU:
+                zero = scale.dtype.type(0)
+                for d in range(dim):
+                    c, a, r, t = centre[b, k, d], scale[b, k, d], shift[d], slope[b, k, d]
+                    m, o = means[b, k, d], intercept[b, k, d]
+                    g0 = up[0, d] * a if (tile[0, d] - c) * a + r > 0 else zero
+                    g1 = up[1, d] * a if (tile[1, d] - c) * a + r > 0 else zero
+                    g2 = up[2, d] * a if (tile[2, d] - c) * a + r > 0 else zero
+                    g3 = up[3, d] * a if (tile[3, d] - c) * a + r > 0 else zero
+                    out[0, d] += w0 * (g0 + ((tile[0, d] - m) * t + o))
+                    out[1, d] += w1 * (g1 + ((tile[1, d] - m) * t + o))
+                    out[2, d] += w2 * (g2 + ((tile[2, d] - m) * t + o))
+                    out[3, d] += w3 * (g3 + ((tile[3, d] - m) * t + o))
+                continue
+            for p in range(count):
+                if w[p] != 0:
+                    for d in range(dim):
+                        v = tile[p, d] - centre[b, k, d]
+                        through = up[p, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
+                        line = (tile[p, d] - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d]
+                        out[p, d] += w[p] * (through + line)
+        _store(out, count, grad, b, i)
 
 
 @_parallel
@@ -733,7 +847,7 @@ def gradient_lines(
     threads: int, x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
     in_statistics: bool, activation: int, of_batch: bool, lines: Any, grad_gamma: Any, grad_beta: Any,
 ) -> None:  # fmt: skip
-    """The first half of the gradient of ``mix``: of γ and β, and lines (B, 2, K, D), what flows through μ and σ².
+    """The first half of the gradient of ``mix``: of γ and β, and lines (B, 2·K, D), what flows through μ and σ².
 
     ``of_batch``: these are the statistics of x under resp, with factor_k = 1/√λ_k, and lines are √λ_k times ∂L/∂μ_k / n_k
     and 2·∂L/∂σ²_k / n_k. Otherwise they are constants, and lines are 0.
@@ -754,8 +868,8 @@ def gradient_lines(
             # x enters μ_k and σ²_k with ν̂_k = ν_k / (λ_k m):  ∂μ_k = ν̂_k,  ∂σ²_k = 2 ν̂_k (x - μ_k).
             share = factor[b, k] / resp.shape[1] if of_batch else 0.0
             for d in range(dim):
-                lines[b, 0, k, d] = grad_means[b, k, d] * share
-                lines[b, 1, k, d] = 2 * grad_variances[b, k, d] * share
+                lines[b, k, d] = grad_means[b, k, d] * share
+                lines[b, components + k, d] = 2 * grad_variances[b, k, d] * share
 
 
 @_serial
@@ -766,20 +880,19 @@ def gradient_points(
     """The second half: the gradient of x, from the lines."""
     centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
     # Not from the centre, from which β sets μ apart: a narrow component's slope is so large that the difference is lost.
-    rows, slope, intercept = np.zeros_like(scale), np.zeros_like(scale), np.zeros_like(scale)
+    slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
     for b in range(means.shape[0]):
         for k in range(means.shape[1]):
             for d in range(means.shape[2]):
-                rows[b, k, d] = means[b, k, d]
-                intercept[b, k, d], slope[b, k, d] = lines[b, 0, k, d], lines[b, 1, k, d]
+                intercept[b, k, d], slope[b, k, d] = lines[b, k, d], lines[b, means.shape[1] + k, d]
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    _points_stretches(x, g, resp, factor, centre, scale, shift, rows, slope, intercept, activation, stretches, grad)
+    _points_stretches(x, g, resp, factor, centre, scale, shift, means, slope, intercept, activation, stretches, grad)
 
 
 # --------------------------------------------------------------------------------------------------------- inference
 
 
-@_serial
+@_inlined
 def _slot_posterior(
     tile: Any, count: int, b: int, first: int, group: int, log_norm: Any, means: Any, scale: Any, resp: Any, far: Any
 ) -> None:
@@ -826,7 +939,7 @@ def _posteriors_stretch(
     x: Any, b: int, start: int, stop: int, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
     scale: Any, out: Any,
 ) -> None:  # fmt: skip
-    tile, resp = np.zeros((4, x.shape[3]), means.dtype), np.zeros((4, group), means.dtype)
+    tile, resp = np.zeros((4, x.dim), means.dtype), np.zeros((4, group), means.dtype)
     far = np.zeros((4, 1 + group), means.dtype)
     total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
     for i in range(start, stop, 4):
@@ -883,7 +996,7 @@ def _evaluate_stretch(
     x: Any, b: int, start: int, stop: int, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
     scale: Any, factor: Any, centre: Any, slope: Any, shift: Any, activation: int, y: Any,
 ) -> None:  # fmt: skip
-    inner, dim = x.shape[2], x.shape[3]
+    dim = x.dim
     tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
     resp, w = np.zeros((4, group), means.dtype), np.zeros(4, means.dtype)
     far, trust = np.zeros((4, 1 + group), means.dtype), np.zeros(4, means.dtype)
@@ -904,27 +1017,12 @@ def _evaluate_stretch(
                 k = first + j
                 for p in range(4):
                     w[p] = resp[p, j] * factor[b, k] * trust[p] if p < count else 0
-                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-                if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
-                    continue
-                if activation == NONE:
-                    for d in range(dim):
-                        out[0, d] += w0 * slope[b, k, d] * (tile[0, d] - centre[b, k, d])
-                        out[1, d] += w1 * slope[b, k, d] * (tile[1, d] - centre[b, k, d])
-                        out[2, d] += w2 * slope[b, k, d] * (tile[2, d] - centre[b, k, d])
-                        out[3, d] += w3 * slope[b, k, d] * (tile[3, d] - centre[b, k, d])
-                else:
-                    for p in range(count):
-                        if w[p] != 0:
-                            for d in range(dim):
-                                z = (tile[p, d] - centre[b, k, d]) * slope[b, k, d] + shift[d]
-                                out[p, d] += w[p] * _act(z, activation)
+                _add_component(tile, count, w, b, k, centre, slope, shift, activation, out)
         for p in range(count):
-            o = (i + p) // inner
-            at = i + p - o * inner
             scaling = 1 / total[p] if missing[p] > 0 else out.dtype.type(1)
             for d in range(dim):
-                y[b, o, at, d] = out[p, d] * scaling + (shift[d] if activation == NONE else 0)
+                out[p, d] = out[p, d] * scaling + (shift[d] if activation == NONE else 0)
+        _store(out, count, y, b, i)
 
 
 @_parallel
@@ -932,7 +1030,7 @@ def _evaluate_stretches(
     x: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, factor: Any,
     centre: Any, slope: Any, shift: Any, activation: int, stretches: int, y: Any,
 ) -> None:  # fmt: skip
-    batch, points = x.shape[0], x.shape[1] * x.shape[2]
+    batch, points = x.batch, x.outer * x.inner
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _evaluate_stretch(
@@ -949,7 +1047,7 @@ def evaluate(
     """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · factor_k · act(x̂_k) with γ and β, for T·K components."""
     scale, log_norm = _densities(log_weights, variances, floor)
     centre, slope, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
-    stretches = _stretches(threads, x.shape[0], x.shape[1] * x.shape[2])
+    stretches = _stretches(threads, x.batch, x.outer * x.inner)
     _evaluate_stretches(
         x, group, slots, farthest, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
     )
