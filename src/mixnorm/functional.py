@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from mixnorm.ops.choose import Backend, kernels_for
-from mixnorm.ops.kernels import Form, History, compute_dtype, is_per_feature
+from mixnorm.ops.kernels import Form, History, Parameters, are_per_feature, compute_dtype
 from mixnorm.ops.reference import ACTIVATIONS
 
 Activation = Literal["relu", "leaky_relu", "silu", "gelu"]
 AffineMode = Literal["output", "statistics"]
+Scale = Literal["fisher", "unit"]
 InferenceMode = Literal["ensemble", "mixture", "paper"]
 
 
@@ -26,6 +27,9 @@ def mixture_normalize(
     activation: Activation | None = None,
     *,
     affine_mode: AffineMode = "output",
+    scale: Scale = "fisher",
+    within: Tensor | float = 1.0,
+    between: Tensor | float = 0.0,
     backend: Backend = "auto",
 ) -> Tensor:
     r"""The mixture normalizing transform of a batch of points under given responsibilities.
@@ -42,12 +46,16 @@ def mixture_normalize(
         weight, bias: γ and β, anything that broadcasts against x; usually (D,).
         activation: applied to each component inside the sum; then γ and β are inside as well.
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k.
+        scale: "fisher" for 1/√λ_k, the paper's, or "unit" for 1.
+        within, between: g and b of docs/mathematics.md, numbers or anything that broadcasts against x.
 
     Returns:
         (..., m, D) in the dtype of x.
     """
     check_choice("activation", activation, (None, *ACTIVATIONS))
     check_choice("affine_mode", affine_mode, get_args(AffineMode))
+    check_choice("scale", scale, get_args(Scale))
+    check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0))
     if x.dim() < 2 or resp.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"resp of shape {tuple(resp.shape)} does not fit x of shape {tuple(x.shape)}: "
@@ -57,13 +65,12 @@ def mixture_normalize(
     if x.numel() == 0:
         return empty_like_affine(x, weight, bias)
     dtype = compute_dtype(x.dtype)
-    weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
+    parameters = _parameters(weight, bias, within, between, x)
     with no_autocast(x):
         points = _as_points(x)
-        per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
-        kernels = kernels_for(points, resp.shape[-1], backend, per_feature=per_feature)
+        kernels = kernels_for(points, resp.shape[-1], backend, per_feature=are_per_feature(parameters, points))
         resp = resp.detach().reshape(-1, *resp.shape[-2:]).to(dtype)
-        y = kernels.normalize(points, resp, weight, bias, Form(eps, activation, affine_mode))
+        y = kernels.normalize(points, resp, parameters, Form(eps, activation, affine_mode, scale))
     return y.reshape(x.shape)
 
 
@@ -80,6 +87,9 @@ def mixture_inference(
     activation: Activation | None = None,
     *,
     affine_mode: AffineMode = "output",
+    scale: Scale = "fisher",
+    within: Tensor | float = 1.0,
+    between: Tensor | float = 0.0,
     backend: Backend = "auto",
 ) -> Tensor:
     """The transform of points under the mixtures of the last T batches.
@@ -91,6 +101,7 @@ def mixture_inference(
         slot_weights: τ, (T,) or (..., T); 0 for an empty slot, and the sum is 1.
         mode: "ensemble", the τ-weighted mean of the T transforms; "mixture", one posterior over all T·K components with
             1/√λ_k; "paper", the equation as printed, which is Σ√τ times the training transform when the T are equal.
+        scale, within, between: as in :func:`mixture_normalize`.
 
     Returns:
         (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight`` and ``bias``, and stop at the posterior.
@@ -98,6 +109,8 @@ def mixture_inference(
     check_choice("mode", mode, get_args(InferenceMode))
     check_choice("activation", activation, (None, *ACTIVATIONS))
     check_choice("affine_mode", affine_mode, get_args(AffineMode))
+    check_choice("scale", scale, get_args(Scale))
+    check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0), inference=mode)
     lead, slots, dim = x.shape[:-2], weights.shape[-2:-1], x.shape[-1:]
     fits = x.dim() >= 2 and weights.dim() >= 2 and weights.shape[:-2] == lead
     fits = fits and variances.shape == means.shape == (*weights.shape, *dim)
@@ -112,10 +125,10 @@ def mixture_inference(
     if x.numel() == 0:
         return empty_like_affine(x, weight, bias)
     dtype = compute_dtype(x.dtype)
-    weight, bias = (_with_inner_axis(p, x, dtype) for p in (weight, bias))
+    parameters = _parameters(weight, bias, within, between, x)
     with no_autocast(x):
         points = _as_points(x)
-        per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+        per_feature = are_per_feature(parameters, points)
         kernels = kernels_for(points, weights.shape[-1], backend, per_feature=per_feature, mode=mode)
         history = History(
             weights.detach().reshape(-1, *weights.shape[-2:]).to(dtype),
@@ -124,14 +137,16 @@ def mixture_inference(
             slot_weights.detach().to(dtype).expand(*lead, *slots).reshape(-1, *slots),
             mode,
         )
-        y = kernels.inference(points, history, weight, bias, Form(eps, activation, affine_mode))
+        y = kernels.inference(points, history, parameters, Form(eps, activation, affine_mode, scale))
     return y.reshape(x.shape)
 
 
-def empty_like_affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def empty_like_affine(x: Tensor, *parameters: Tensor | None) -> Tensor:
     """The transform of no points: as empty as x, with the parameters in its graph."""
-    y = x * 1 if weight is None else x * weight
-    return (y if bias is None else y + bias).to(x.dtype)
+    y = x * 1
+    for parameter in parameters:
+        y = y if parameter is None else y * parameter
+    return y.to(x.dtype)
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -146,6 +161,37 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     """Raises a ``ValueError`` that names the value and the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {', '.join(map(repr, choices))}")
+
+
+def check_form(
+    activation: str | None, affine_mode: str, scale: str, within: bool, between: bool, *, inference: str = "ensemble"
+) -> None:
+    """Raises where two options contradict each other; ``within`` and ``between`` say whether they differ from the paper's."""
+    changed = "within" if within else "between" if between else None
+    if changed is not None and affine_mode == "statistics":
+        raise ValueError(f"{changed} does not go with affine_mode='statistics', the paper's: use affine_mode='output'")
+    if changed is not None and activation is not None and scale == "fisher":
+        raise ValueError(f"{changed} with an activation inside needs scale='unit': set it, or move the activation out")
+    if inference == "paper" and (changed is not None or scale != "fisher"):
+        raise ValueError(
+            f"inference='paper' is for the paper's transform, not for another {changed or 'scale'}: use 'ensemble'"
+        )
+
+
+def _is(value: Tensor | float, number: float) -> bool:
+    return not isinstance(value, Tensor) and value == number
+
+
+def _parameters(
+    weight: Tensor | None, bias: Tensor | None, within: Tensor | float, between: Tensor | float, x: Tensor
+) -> Parameters:
+    """The parameters for the points of x; the paper's within and between are none."""
+    dtype = compute_dtype(x.dtype)
+    given = (
+        None if _is(value, paper) else value if isinstance(value, Tensor) else x.new_full(x.shape[-1:], value, dtype=dtype)
+        for value, paper in ((within, 1), (between, 0))
+    )
+    return Parameters(*(_with_inner_axis(p, x, dtype) for p in (weight, bias, *given)))
 
 
 def _check_dtype(x: Tensor) -> None:

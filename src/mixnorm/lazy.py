@@ -34,6 +34,11 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = UninitializedParameter(**factory) if affine else None
         self.bias = UninitializedParameter(**factory) if affine and bias else None
+        for name in ("within_weight", "between_weight"):
+            if name in self._parameters:
+                setattr(self, name, UninitializedParameter(**factory))
+            elif getattr(self, name) is not None:
+                setattr(self, name, UninitializedBuffer(**factory))
         if self.keeps_history:
             for name in self.history_shapes():
                 setattr(self, name, UninitializedBuffer(**factory))
@@ -59,7 +64,7 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         except ValueError:
             self.num_features = 0
             raise
-        shapes = {"weight": (num_features,), "bias": (num_features,), **self.history_shapes()}
+        shapes = {**self.parameter_shapes(), **self.history_shapes()}
         for name, shape in shapes.items():
             tensor = getattr(self, name)
             if is_lazy(tensor):

@@ -11,16 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnorm import gmm
-from mixnorm.functional import Activation, AffineMode, check_choice, empty_like_affine, no_autocast
+from mixnorm.functional import Activation, AffineMode, Scale, check_choice, check_form, empty_like_affine, no_autocast
 from mixnorm.history import MixtureHistory
 from mixnorm.ops import distributed
 from mixnorm.ops.choose import Backend, check_backend, in_backward, kernels_for
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import Form, Mixture, compute_dtype
+from mixnorm.ops.kernels import Form, Mixture, Parameters, compute_dtype
 from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
 from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, from_points, parameter_for_points, to_points
 
 Seeding = Literal["kmeans++", "warm"]
+Learned = Literal["learned"]
 Inference = Literal["ensemble", "mixture", "paper", "pooled", "steady"]
 KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
 DEFAULT_MAX_SAMPLES = 4096
@@ -35,6 +36,8 @@ class _MixtureNorm(MixtureHistory):
 
     weight: Tensor | None
     bias: Tensor | None
+    within_weight: Tensor | None  # g, where it is not the paper's 1
+    between_weight: Tensor | None  # b, where it is not the paper's 0
 
     def __init__(
         self,
@@ -56,6 +59,10 @@ class _MixtureNorm(MixtureHistory):
         history: int = 10,
         inference: Inference = "ensemble",
         affine_mode: AffineMode = "output",
+        scale: Scale = "fisher",
+        between: float | Learned = 0.0,
+        within: float | Learned = 1.0,
+        component_affine: bool = False,
         activation: Activation | None = None,
         population: Population = "batch",
         num_groups: int | None = None,
@@ -77,6 +84,10 @@ class _MixtureNorm(MixtureHistory):
         self.history = history
         self.inference = inference
         self.affine_mode = affine_mode
+        self.scale = scale
+        self.between = between
+        self.within = within
+        self.component_affine = component_affine
         self.activation = activation
         self.population = population
         self.num_groups = num_groups
@@ -88,9 +99,22 @@ class _MixtureNorm(MixtureHistory):
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         for name, wanted in (("weight", affine), ("bias", affine and bias)):
-            self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)) if wanted else None)
+            shape = self.parameter_shapes()[name]
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **factory)) if wanted else None)
+        for name, value, paper in (("within_weight", within, 1), ("between_weight", between, 0)):
+            if value == "learned":
+                self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)))
+            else:  # kernels take a tensor
+                number = None if value == paper else torch.empty(num_features, **factory)
+                self.register_buffer(name, number, persistent=False)
         self._create_history(**factory)
         self.reset_parameters()
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The parameters that there may be, with their shapes."""
+        one = (self.num_features,)
+        of_affine = (self.num_components, self.num_features) if self.component_affine else one
+        return {"weight": of_affine, "bias": of_affine, "within_weight": one, "between_weight": one}
 
     def reset_parameters(self) -> None:
         self.reset_running_stats()
@@ -98,6 +122,10 @@ class _MixtureNorm(MixtureHistory):
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        # Learned, they start as batch norm.
+        for tensor, value, start in ((self.within_weight, self.within, 0), (self.between_weight, self.between, 1)):
+            if tensor is not None:
+                nn.init.constant_(tensor, start if isinstance(value, str) else value)
 
     @property
     def process_group(self) -> Any:
@@ -115,21 +143,22 @@ class _MixtureNorm(MixtureHistory):
         if isinstance(x, torch.fx.Proxy):
             return leaf_of(self, x)
         self._check_input(x)
-        weight, bias = self._parameters_for(x)
+        parameters = self._parameters_for(x)
         group = None
         if self._group.group is not None and self.training and self.population in WITH_HISTORY:
             group = self._group.with_others()
         if x.numel() == 0 and group is None:
             shape = (1, -1, *[1] * (x.dim() - 2))
-            return empty_like_affine(x, *(p if p is None else p.view(shape) for p in (self.weight, self.bias)))
+            own = (self.weight, self.bias, self.within_weight, self.between_weight)
+            return empty_like_affine(x, *(p if p is None else p.view(-1, x.shape[1]).sum(0).view(shape) for p in own))
         with no_autocast(x):
             points = to_points(x, self.population, self.num_groups or 1)
             if group is not None:
-                y = distributed.outside_compiler(self._normalize_batch, points, weight, bias, group)
+                y = distributed.outside_compiler(self._normalize_batch, points, parameters, group)
             elif self.training or not self.keeps_history:
-                y = self._normalize_batch(points, weight, bias)
+                y = self._normalize_batch(points, parameters)
             else:
-                y = self._normalize_by_history(points, weight, bias)
+                y = self._normalize_by_history(points, parameters)
             y = from_points(y, self.population, like=x)
         y = y.contiguous(memory_format=_memory_format(x))
         if y.requires_grad and not torch.compiler.is_compiling() and y._is_view():
@@ -138,7 +167,7 @@ class _MixtureNorm(MixtureHistory):
             y = torch.ops.aten._unsafe_view(y, y.shape)
         return y
 
-    def _normalize_batch(self, points: Tensor, weight: Tensor | None, bias: Tensor | None, group: Any = None) -> Tensor:
+    def _normalize_batch(self, points: Tensor, parameters: Parameters, group: Any = None) -> Tensor:
         if torch.jit.is_tracing():
             raise ValueError(
                 f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
@@ -148,7 +177,7 @@ class _MixtureNorm(MixtureHistory):
         ranks = None if group is None else self._meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
-            return empty_like_affine(points, weight, bias)
+            return empty_like_affine(points, *(p if p is None or p.dim() != 2 else p.sum(0) for p in parameters))
         if count == 1 and self.training:
             raise ValueError(
                 f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
@@ -161,9 +190,11 @@ class _MixtureNorm(MixtureHistory):
         if components < self.num_components:
             start = None
             self._warn_of_few_points(count, components)
-        per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
-        kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
-        form = Form(self.eps, self.activation, self.affine_mode)
+            if self.component_affine:  # these are not the components that γ and β are for
+                mean = (p if p is None else p.mean(0).expand(components, -1) for p in parameters[:2])
+                parameters = Parameters(*mean, *parameters[2:])
+        kernels = kernels_for(points, components, self.backend, per_feature=self._is_per_feature(parameters))
+        form = self._form()
         with torch.no_grad():
             size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
             lloyd_iters = self.em_iters // 2
@@ -178,9 +209,9 @@ class _MixtureNorm(MixtureHistory):
             else:
                 sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
         if ranks is None:
-            y, found = kernels.transform(points, mixture, weight, bias, form)
+            y, found = kernels.transform(points, mixture, parameters, form)
         else:
-            y, found = distributed.transform(points, mixture, weight, bias, form, kernels, ranks)
+            y, found = distributed.transform(points, mixture, parameters, form, kernels, ranks)
         if self.training and (torch.compiler.is_compiling() or not in_backward()):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
             if components < self.num_components:
@@ -215,28 +246,42 @@ class _MixtureNorm(MixtureHistory):
                 stacklevel=2,
             )
 
-    def _normalize_by_history(self, points: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    def _normalize_by_history(self, points: Tensor, parameters: Parameters) -> Tensor:
         mode = KERNEL_MODE.get(self.inference, self.inference)
-        per_feature = self.population in PER_FEATURE or (weight is None and bias is None)
+        per_feature = self._is_per_feature(parameters)
         kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
         history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
         self.look_at(points, history)
-        return kernels.inference(points, history, weight, bias, Form(self.eps, self.activation, self.affine_mode))
+        return kernels.inference(points, history, parameters, self._form())
 
-    def _parameters_for(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """γ and β in the dtype of the computation, as they broadcast against the points of x."""
-        dtype, weight, bias = compute_dtype(x.dtype), self.weight, self.bias
-        weight, bias = None if weight is None else weight.to(dtype), None if bias is None else bias.to(dtype)
-        if self.population in PER_FEATURE:
-            return weight, bias
-        shape = self.population, self.num_groups or 1, x.shape[0]
-        weight = None if weight is None else parameter_for_points(weight, *shape)
-        return weight, None if bias is None else parameter_for_points(bias, *shape)
+    def _form(self) -> Form:
+        return Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
+
+    def _is_per_feature(self, parameters: Parameters) -> bool:
+        """Whether the faster transforms take the parameters: of whole points' features, or none at all."""
+        return self.population in PER_FEATURE or parameters == (None, None, None, None)
+
+    def _parameters_for(self, x: Tensor) -> Parameters:
+        """What is learned in the dtype of the computation, as it broadcasts against the points of x."""
+        dtype, own = compute_dtype(x.dtype), (self.weight, self.bias, self.within_weight, self.between_weight)
+        parameters = [None if p is None else p.to(dtype) for p in own]
+        if self.population not in PER_FEATURE:
+            shape = self.population, self.num_groups or 1, x.shape[0]
+            parameters = [None if p is None else parameter_for_points(p, *shape) for p in parameters]
+        return Parameters(*parameters)
 
     def _check_options(self) -> None:
         check_choice("seeding", self.seeding, get_args(Seeding))
         check_choice("inference", self.inference, get_args(Inference))
         check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
+        check_choice("scale", self.scale, get_args(Scale))
+        for name in ("within", "between"):
+            value = getattr(self, name)
+            if value != "learned" and not (isinstance(value, Real) and not isinstance(value, bool)):
+                raise ValueError(f"{name}={value!r} must be a number, or 'learned' for one that is learned for each channel")
+        others = self.within != 1, self.between != 0
+        check_form(self.activation, self.affine_mode, self.scale, *others, inference=self.inference)
+        self._check_component_affine()
         check_choice("activation", self.activation, (None, *ACTIVATIONS))
         check_choice("population", self.population, get_args(Population))
         check_backend(self.backend)
@@ -263,6 +308,22 @@ class _MixtureNorm(MixtureHistory):
             raise ValueError(
                 f"num_groups={self.num_groups!r} is for population='group', not {self.population!r}: leave it out"
             )
+
+    def _check_component_affine(self) -> None:
+        if not self.component_affine:
+            return
+        if not self.affine:
+            raise ValueError("component_affine=True needs affine=True: without γ and β there is nothing to have for each")
+        if self.seeding == "kmeans++":
+            raise ValueError("component_affine=True needs components that keep their place: use seeding='warm'")
+        if self.population != "batch":
+            raise ValueError(
+                f"component_affine=True is for population='batch', not {self.population!r}: leave one of them out"
+            )
+        if self.affine_mode == "statistics":
+            raise ValueError("component_affine=True does not go with affine_mode='statistics': use affine_mode='output'")
+        if self.inference in ("paper", "pooled"):
+            raise ValueError(f"component_affine=True does not go with inference={self.inference!r}: use 'ensemble'")
 
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self.ranks:
@@ -291,6 +352,10 @@ class _MixtureNorm(MixtureHistory):
         defaults = {
             "seeding": "kmeans++",
             "affine_mode": "output",
+            "scale": "fisher",
+            "between": 0.0,
+            "within": 1.0,
+            "component_affine": False,
             "activation": None,
             "population": "batch",
             "num_groups": None,

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from mixnorm.ops import reference
 from mixnorm.ops.choose import REFERENCE, is_followed
-from mixnorm.ops.kernels import Form, History, Kernels, Mixture, gradients, rows
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters, gradients, rows
 
 
 class Transform(torch.autograd.Function):
@@ -33,41 +33,41 @@ class Transform(torch.autograd.Function):
         variances: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        within: Tensor | None,
+        between: Tensor | None,
         kernels: Kernels,
         form: Form,
         ranks: Any,
     ) -> Tensor:
         if points.numel() == 0:
             return torch.empty_like(points)
-        y = kernels.mix(points, resp, Mixture(weights, means, variances), weight, bias, form)
+        parameters = Parameters(weight, bias, within, between)
+        y = kernels.mix(points, resp, Mixture(weights, means, variances), parameters, form)
         # A function's view could not be changed in place.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:7])
-        ctx.kernels, ctx.form, ctx.ranks = inputs[7:]
+        ctx.save_for_backward(*inputs[:9])
+        ctx.kernels, ctx.form, ctx.ranks = inputs[9:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        points, resp, weights, means, variances, weight, bias = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        points, resp, weights, means, variances, *rest = ctx.saved_tensors
+        mixture, parameters, wanted = Mixture(weights, means, variances), Parameters(*rest), ctx.needs_input_grad
         if ctx.ranks is not None:
-            found = _over_ranks(ctx, grad, points, resp, Mixture(weights, means, variances), weight, bias)
+            found = _over_ranks(ctx, grad, points, resp, mixture, parameters)
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
-                y = reference.normalize(rows(points, resp.dtype), resp, weight, bias, *ctx.form)
-            found = gradients(y, (points, weight, bias), (wanted[0], *wanted[5:7]), grad)
+                y = reference.normalize(rows(points, resp.dtype), resp, parameters, ctx.form)
+            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5:9]), grad)
         else:
-            mixture = Mixture(weights, means, variances)
-            found = ctx.kernels.mix_backward(grad, points, resp, mixture, weight, bias, ctx.form)
-        return _of_inputs(found, wanted, (weight, bias), others=3)
+            found = ctx.kernels.mix_backward(grad, points, resp, mixture, parameters, ctx.form)
+        return _of_inputs(found, wanted, parameters, others=3)
 
 
 @once_differentiable
-def _over_ranks(
-    ctx: Any, grad: Tensor, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None
-) -> Any:
+def _over_ranks(ctx: Any, grad: Tensor, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters) -> Any:
     count, ranks = points.shape[1] * points.shape[2], ctx.ranks
 
     def add_up(lines: Tensor) -> None:
@@ -78,7 +78,7 @@ def _over_ranks(
 
     kernels = ctx.kernels if count else REFERENCE  # a rank without points only takes part in the sum
     over_ranks = add_up if ctx.needs_input_grad[0] else None
-    return kernels.mix_backward(grad, points, resp, mixture, weight, bias, ctx.form, over_ranks)
+    return kernels.mix_backward(grad, points, resp, mixture, parameters, ctx.form, over_ranks)
 
 
 class Evaluate(torch.autograd.Function):
@@ -93,56 +93,58 @@ class Evaluate(torch.autograd.Function):
         tau: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
+        within: Tensor | None,
+        between: Tensor | None,
         mode: str,
         bounded: bool,
         kernels: FastKernels,
         form: Form,
     ) -> Tensor:
-        return kernels.evaluate(points, History(weights, means, variances, tau, mode, bounded), weight, bias, form)
+        history = History(weights, means, variances, tau, mode, bounded)
+        return kernels.evaluate(points, history, Parameters(weight, bias, within, between), form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:7])
-        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = inputs[7:]
+        ctx.save_for_backward(*inputs[:9])
+        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = inputs[9:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        points, *mixtures, weight, bias = ctx.saved_tensors
-        history, wanted = History(*mixtures, ctx.mode, ctx.bounded), ctx.needs_input_grad  # type: ignore[call-arg]
+        points, *saved = ctx.saved_tensors
+        history, parameters = History(*saved[:4], ctx.mode, ctx.bounded), Parameters(*saved[4:])
+        wanted = ctx.needs_input_grad
         if torch.is_grad_enabled() or is_followed(grad):
             with torch.enable_grad():
-                y = Kernels.inference(ctx.kernels, points, history, weight, bias, ctx.form)
-            found = gradients(y, (points, weight, bias), (wanted[0], *wanted[5:7]), grad)
+                y = Kernels.inference(ctx.kernels, points, history, parameters, ctx.form)
+            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5:9]), grad)
         else:
-            found = ctx.kernels.inference_backward(grad, points, history, weight, bias, ctx.form)
-        return _of_inputs(found, wanted, (weight, bias), others=4)
+            found = ctx.kernels.inference_backward(grad, points, history, parameters, ctx.form)
+        return _of_inputs(found, wanted, parameters, others=4)
 
 
 class FastKernels(Kernels):
     """What the faster implementations share: their transform and evaluation have gradients of their own."""
 
-    def transform(
-        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> tuple[Tensor, Mixture]:
+    def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
         with torch.no_grad():
             resp, found = self.em_step(points.detach(), mixture)
-        return Transform.apply(points, resp, *found, weight, bias, self, form, None), found
+        return Transform.apply(points, resp, *found, *parameters, self, form, None), found
 
-    def normalize(self, points: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+    def normalize(self, points: Tensor, resp: Tensor, parameters: Parameters, form: Form) -> Tensor:
         with torch.no_grad():
             found = self.moments(points.detach(), resp)
-        return Transform.apply(points, resp, *found, weight, bias, self, form, None)
+        return Transform.apply(points, resp, *found, *parameters, self, form, None)
 
-    def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
-        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias)):
-            return Evaluate.apply(points, *history[:4], weight, bias, *history[4:], self, form)
-        return self.evaluate(points, history, weight, bias, form)
+    def inference(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, *parameters)):
+            return Evaluate.apply(points, *history[:4], *parameters, *history[4:], self, form)
+        return self.evaluate(points, history, parameters, form)
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
         """λ, μ and σ² of the points under ν."""
         raise NotImplementedError
 
-    def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+    def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
         """:meth:`inference` without a gradient."""
         raise NotImplementedError
 
@@ -154,16 +156,14 @@ class ReferenceTransform(FastKernels):
     mix = Kernels.mix
     mix_backward = Kernels.mix_backward
 
-    def transform(
-        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> tuple[Tensor, Mixture]:
+    def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
         with torch.no_grad():
             resp, found = self.em_step(points.detach(), mixture)
-        return self.normalize(points, resp, weight, bias, form), found
+        return self.normalize(points, resp, parameters, form), found
 
 
-def _of_inputs(found: Any, wanted: Any, parameters: tuple[Tensor | None, Tensor | None], others: int) -> tuple[Any, ...]:
-    """The gradients of all inputs: points, four tensors without one, γ and β in their own dtype, and so many others."""
+def _of_inputs(found: Any, wanted: Any, parameters: Parameters, others: int) -> tuple[Any, ...]:
+    """The gradients of all inputs: points, four tensors without one, parameters in their own dtype, and so many others."""
     of_points, *of_parameters = found
     cast = [None if p is None or g is None else g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True)]
     return (of_points if wanted[0] else None), None, None, None, None, *cast, *[None] * others

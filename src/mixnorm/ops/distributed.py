@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mixnorm.ops import fit
 from mixnorm.ops.autograd import Transform
-from mixnorm.ops.kernels import Form, Kernels, Mixture, compute_dtype
+from mixnorm.ops.kernels import Form, Kernels, Mixture, Parameters, compute_dtype
 
 WORLD = "world"  # the default group, whatever it is when the layer runs
 HEADER = 11  # numbers by which ranks know each other when they meet
@@ -199,8 +199,7 @@ def _is_done(work: Any) -> bool:
 def transform(
     points: Tensor,
     mixture: Mixture,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    parameters: Parameters,
     form: Form,
     kernels: Kernels,
     ranks: Ranks,
@@ -208,7 +207,7 @@ def transform(
     """The kernels' ``transform`` with λ, μ, σ² of all ranks' points."""
     with torch.no_grad():
         resp, found = em_step(points.detach(), mixture, kernels, ranks)
-    return Transform.apply(points, resp, *found, weight, bias, kernels, form, ranks), found
+    return Transform.apply(points, resp, *found, *parameters, kernels, form, ranks), found
 
 
 def em_step(points: Tensor, mixture: Mixture, kernels: Kernels, ranks: Ranks) -> tuple[Tensor, Mixture]:

@@ -11,52 +11,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mixnorm.ops import fit, reference
 from mixnorm.ops.fit import Options
+from mixnorm.ops.reference import FORM_CHOICES, Form, History, Mixture, Parameters
+
+__all__ = ["FORM_CHOICES", "Form", "History", "Kernels", "Mixture", "Options", "Parameters"]
 
 INFERENCE_MODES = ("ensemble", "mixture", "paper")
 compute_dtype = functools.partial(torch.promote_types, torch.float32)  # statistics are in fp32 at least
 # Not torch.compiler.is_exporting, which PyTorch 2.11 answers with True in every compiled model.
 is_exporting = functools.partial(getattr, torch.compiler, "_is_exporting_flag")
-
-
-class Mixture(NamedTuple):
-    """K Gaussians with diagonal covariance, B times: the numbers that kernels take and give."""
-
-    weights: Tensor  # λ (B, K)
-    means: Tensor  # μ (B, K, D)
-    variances: Tensor  # σ² (B, K, D)
-
-
-class History(NamedTuple):
-    """T mixtures to evaluate with, what each counts, and how."""
-
-    weights: Tensor  # λ (B, T, K)
-    means: Tensor  # μ (B, T, K, D)
-    variances: Tensor  # σ² (B, T, K, D)
-    tau: Tensor  # τ (B, T)
-    mode: str = "ensemble"  # one of INFERENCE_MODES
-    bounded: bool = False  # whether a slot counts for less at a point that it does not describe
-
-
-class Form(NamedTuple):
-    """The form of the transform: the options of a layer that change its equation."""
-
-    eps: float = 1e-5
-    activation: str | None = None
-    affine_mode: str = "output"
-
-
-# The fields of a form that are choices, with the values that they may have.
-FORM_CHOICES: dict[str, tuple[Any, ...]] = {
-    "activation": (None, *reference.ACTIVATIONS),
-    "affine_mode": ("output", "statistics"),
-}
 
 
 class Kernels:
@@ -109,35 +78,27 @@ class Kernels:
         resp, *found = reference.em_step(flat(points.to(mixture.means.dtype)), *mixture)
         return resp, Mixture(*found)
 
-    def transform(
-        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> tuple[Tensor, Mixture]:
+    def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
         """The transform of the points under the posterior of a mixture, and λ, μ, σ² under that posterior."""
         x = rows(points, mixture.means.dtype)
         resp = reference.responsibilities(x.detach(), *mixture).detach()
-        return self._normalize(points, x, resp, weight, bias, form)
+        return self._normalize(points, x, resp, parameters, form)
 
-    def normalize(self, points: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+    def normalize(self, points: Tensor, resp: Tensor, parameters: Parameters, form: Form) -> Tensor:
         """The transform of the points under given ν, which has no gradient."""
-        return self._normalize(points, rows(points, resp.dtype), resp.detach(), weight, bias, form)[0]
+        return self._normalize(points, rows(points, resp.dtype), resp.detach(), parameters, form)[0]
 
     def _normalize(
-        self, points: Tensor, x: Tensor, resp: Tensor, weight: Tensor | None, bias: Tensor | None, form: Form
+        self, points: Tensor, x: Tensor, resp: Tensor, parameters: Parameters, form: Form
     ) -> tuple[Tensor, Mixture]:
         found = Mixture(*reference.moments(x, resp))
-        mixing = resp * reference.inverse_sqrt(found.weights.detach()).unsqueeze(1)
-        parameters = flat_like(weight, points), flat_like(bias, points)
-        y = reference.mix_components(x, mixing, found.means, found.variances, *parameters, *form)  # type: ignore[arg-type, call-arg]
+        y = reference.mix(x, resp, found.weights.detach(), *found[1:], flat_like(parameters, points), form)
         return shaped(y, points), Mixture(*(t.detach() for t in found))
 
-    def mix(
-        self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> Tensor:
+    def mix(self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
         """The transform under given ν and statistics."""
-        mixing = resp * reference.inverse_sqrt(mixture.weights).unsqueeze(1)
-        parameters = flat_like(weight, points), flat_like(bias, points)
         x = flat(points.to(resp.dtype))
-        return shaped(reference.mix_components(x, mixing, mixture.means, mixture.variances, *parameters, *form), points)  # type: ignore[arg-type, call-arg]
+        return shaped(reference.mix(x, resp, *mixture, flat_like(parameters, points), form), points)
 
     def mix_backward(
         self,
@@ -145,21 +106,19 @@ class Kernels:
         points: Tensor,
         resp: Tensor,
         mixture: Mixture,
-        weight: Tensor | None,
-        bias: Tensor | None,
+        parameters: Parameters,
         form: Form,
         over_ranks: Callable[[Tensor], None] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The gradients of the points, γ and β, where μ and σ² are the statistics of the points under ν.
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients of the points and the parameters, where μ and σ² are the statistics of the points under ν.
 
         ``over_ranks`` changes ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k (B, 2, K, D) in place, where those are of more points yet.
         """
         x, (weights, means, variances) = flat(points.to(resp.dtype)), mixture
-        leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, means, variances, weight, bias)]
+        leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, means, variances, *parameters)]
         with torch.enable_grad():
-            mixing = resp * reference.inverse_sqrt(weights).unsqueeze(1)
-            parameters = (flat_like(leaf, points) for leaf in leaves[3:])
-            y = reference.mix_components(leaves[0], mixing, *leaves[1:3], *parameters, *form)  # type: ignore[arg-type, call-arg]
+            given = flat_like(Parameters(*leaves[3:]), points)
+            y = reference.mix(leaves[0], resp, weights, leaves[1], leaves[2], given, form)
         found: list[Any] = gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
         grad_x, grad_means, grad_variances, *of_parameters = found
         numbers = weights.unsqueeze(-1) * max(x.shape[1], 1)
@@ -171,20 +130,19 @@ class Kernels:
             grad_x = torch.addcmul(grad_x, resp[..., k, None], through)
         return shaped(grad_x, points), *of_parameters
 
-    def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
+    def inference(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
         """The transform under T given mixtures."""
-        x, parameters = rows(points, history.means.dtype), (flat_like(weight, points), flat_like(bias, points))
-        how = history.mode, history.bounded, *form
-        return shaped(reference.inference(x, *history[:4], *parameters, *how), points)  # type: ignore[arg-type, call-arg]
+        x = rows(points, history.means.dtype)
+        return shaped(reference.inference(x, history, flat_like(parameters, points), form), points)
 
     def inference_backward(
-        self, grad: Tensor, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form
+        self, grad: Tensor, points: Tensor, history: History, parameters: Parameters, form: Form
     ) -> list[Tensor | None]:
-        """The gradients of the points, γ and β of :meth:`inference`."""
-        leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (points, weight, bias)]
+        """The gradients of the points and the parameters of :meth:`inference`."""
+        leaves: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (points, *parameters)]
         with torch.enable_grad():
-            y = Kernels.inference(self, leaves[0], history, *leaves[1:], form)  # type: ignore[call-arg]
-        return gradients(y, leaves, [True] * 3, grad, create_graph=False)
+            y = Kernels.inference(self, leaves[0], history, Parameters(*leaves[1:]), form)
+        return gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> Tensor | None:
         """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that can be kept.
@@ -204,9 +162,9 @@ class Kernels:
         return reference.slot_weights(weights, decay)
 
 
-def is_per_feature(parameter: Tensor | None, points: Tensor) -> bool:
-    """Whether γ or β is (D,) or absent: the only shapes that the faster transforms take."""
-    return parameter is None or parameter.shape == points.shape[-1:]
+def are_per_feature(parameters: Parameters, points: Tensor) -> bool:
+    """Whether all are (D,) or absent: the only shapes that the faster transforms take, but for a form that says otherwise."""
+    return all(t is None or t.shape == points.shape[-1:] for t in parameters)
 
 
 def flat(points: Tensor) -> Tensor:
@@ -239,9 +197,13 @@ def shaped(y: Tensor, points: Tensor) -> Tensor:
     return y.to(points.dtype).unflatten(1, points.shape[1:3])
 
 
-def flat_like(parameter: Tensor | None, points: Tensor) -> Tensor | None:
-    """γ or β, which broadcasts against ``points``, as it broadcasts against the flattened points."""
-    if parameter is None or parameter.dim() < 2:
+def flat_like(parameters: Parameters, points: Tensor) -> Parameters:
+    """Parameters that broadcast against ``points``, as they broadcast against the flattened points."""
+    return Parameters(*(_flat_like(t, points) for t in parameters))
+
+
+def _flat_like(parameter: Tensor | None, points: Tensor) -> Tensor | None:
+    if parameter is None or parameter.dim() < 3:
         return parameter
     if parameter.shape[-3:-1] == (1, 1):
         return parameter.squeeze(-2)

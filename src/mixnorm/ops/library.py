@@ -16,7 +16,7 @@ from torch.library import custom_op, register_autograd
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
 from mixnorm.ops.choose import REFERENCE, in_backward
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import FORM_CHOICES, Form, History, Kernels, Mixture, compute_dtype
+from mixnorm.ops.kernels import FORM_CHOICES, Form, History, Kernels, Mixture, Parameters, compute_dtype
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -42,22 +42,20 @@ class Operators(Kernels):
         resp, *found = em_step(points, *mixture, self.name)
         return resp, Mixture(*found)
 
-    def transform(
-        self, points: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> tuple[Tensor, Mixture]:
+    def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
         with torch.no_grad():
             resp, found = self.em_step(points.detach(), mixture)
         if self.plain_transform:
-            return self.normalize(points, resp, weight, bias, form), found
+            return self.normalize(points, resp, parameters, form), found
         # With an axis more: a saved view with four inductor takes for images, and cannot sort its strides if N may change.
-        y = transform(points.unsqueeze(0), resp, *found, weight, bias, _numbers(form), self.name)
+        y = transform(points.unsqueeze(0), resp, *found, *parameters, _numbers(form), self.name)
         return y[0], found
 
-    def inference(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
-        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, weight, bias))
+    def inference(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
+        wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, *parameters))
         if self.plain or wanted:  # the compiler differentiates the reference itself
-            return super().inference(points, history, weight, bias, form)
-        return inference(points, *history[:4], weight, bias, _numbers(form), history.mode, history.bounded, self.name)
+            return super().inference(points, history, parameters, form)
+        return inference(points, *history[:4], *parameters, _numbers(form), history.mode, history.bounded, self.name)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
         push(*queues, *newest, tracked, self.name)
@@ -177,11 +175,13 @@ def transform(
     variances: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    within: Tensor | None,
+    between: Tensor | None,
     form: Sequence[float],
     kernels: str,
 ) -> Tensor:
-    mixture = Mixture(weights, means, variances)
-    return _as(points, _kernels(kernels).mix(points[0], resp, mixture, weight, bias, _form(form)).unsqueeze(0))
+    mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between)
+    return _as(points, _kernels(kernels).mix(points[0], resp, mixture, parameters, _form(form)).unsqueeze(0))
 
 
 @transform.register_fake
@@ -199,12 +199,15 @@ def transform_backward(
     variances: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    within: Tensor | None,
+    between: Tensor | None,
     form: Sequence[float],
     kernels: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    mixture = Mixture(weights, means, variances)
-    found = _kernels(kernels).mix_backward(grad[0], points[0], resp, mixture, weight, bias, _form(form))
-    return _as(points, found[0].unsqueeze(0)), *_parameters(points, found[1:], (weight, bias))
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between)
+    of_points, *found = _kernels(kernels).mix_backward(grad[0], points[0], resp, mixture, parameters, _form(form))
+    assert of_points is not None
+    return _as(points, of_points.unsqueeze(0)), *_gradients(points, found, parameters)
 
 
 @transform_backward.register_fake
@@ -217,10 +220,13 @@ def _(
     variances: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    within: Tensor | None,
+    between: Tensor | None,
     *_: Any,
     **__: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(points), *_parameters(points, (weight, bias), (weight, bias))
+) -> tuple[Tensor, ...]:
+    parameters = Parameters(weight, bias, within, between)
+    return torch.empty_like(points), *_gradients(points, parameters, parameters)
 
 
 @custom_op("mixnorm::inference", mutates_args=())
@@ -232,6 +238,8 @@ def inference(
     tau: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    within: Tensor | None,
+    between: Tensor | None,
     form: Sequence[float],
     mode: str,
     bounded: bool,
@@ -239,7 +247,8 @@ def inference(
 ) -> Tensor:
     history = History(weights, means, variances, tau, mode, bounded)
     with torch.no_grad():
-        return _as(points, _kernels(kernels).inference(points, history, weight, bias, _form(form)))
+        parameters = Parameters(weight, bias, within, between)
+        return _as(points, _kernels(kernels).inference(points, history, parameters, _form(form)))
 
 
 @inference.register_fake
@@ -270,15 +279,15 @@ def _(*_: Any, **__: Any) -> None:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.options = inputs[7:]
+    ctx.save_for_backward(*inputs[:9])
+    ctx.options = inputs[9:]
 
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    points, *parameters = transform_backward(grad, *saved, *ctx.options)
-    weight, bias = (None if p is None else g for g, p in zip(parameters, saved[5:7], strict=True))
-    return points, None, None, None, None, weight, bias, None, None
+    points, *found = transform_backward(grad, *saved, *ctx.options)
+    of_parameters = (None if p is None else g for g, p in zip(found, saved[5:9], strict=True))
+    return points, None, None, None, None, *of_parameters, None, None
 
 
 register_autograd("mixnorm::transform", _gradient, setup_context=_save)
@@ -291,11 +300,11 @@ def _as(points: Tensor, value: Tensor | None) -> Tensor:
     return value if value.stride() == expected else torch.empty_like(points).copy_(value)
 
 
-def _parameters(points: Tensor, found: Any, parameters: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor, Tensor]:
-    """The gradients of γ and β in the parameters' dtype; an operator returns tensors, so an empty one for none."""
-    # Copies: they may be two parts of one tensor, and an operator's results may not.
-    gamma, beta = (
+def _gradients(points: Tensor, found: Any, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The parameters' gradients in their own dtype; an operator returns tensors, so an empty one for none."""
+    # Copies: they may be parts of one tensor, and an operator's results may not.
+    first, second, third, fourth = (
         points.new_empty(0) if p is None else torch.empty_like(p) if g is p else g.to(p.dtype, copy=True)
         for g, p in zip(found, parameters, strict=True)
     )
-    return gamma, beta
+    return first, second, third, fourth

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mixnorm.ops import fit, numba_loops, reference
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
-from mixnorm.ops.kernels import Form, History, Kernels, Mixture
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters
 
 _ACTIVATIONS = {
     None: numba_loops.NONE,
@@ -94,14 +94,14 @@ class NumbaKernels(FastKernels):
             numba_loops.moments(*_arrays(points, resp, *found))
         return found
 
-    def mix(
-        self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> Tensor:
+    def mix(self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
         x = points.to(resp.dtype)
         y = torch.empty_like(x)
-        *arrays, out = _arrays(x, resp, *mixture, weight, bias, y)
+        inside, codes = _codes(parameters, form)
+        factors = _factors(mixture.weights, form, inside)
+        *arrays, out = _arrays(x, resp, *factors, *mixture[1:], *_with_overall(mixture, parameters), y)
         with _LOCK:
-            numba_loops.mix(*arrays, *_codes(form), out)
+            numba_loops.mix(*arrays, *codes, out)
         return y.to(points.dtype)
 
     def mix_backward(
@@ -110,36 +110,34 @@ class NumbaKernels(FastKernels):
         points: Tensor,
         resp: Tensor,
         mixture: Mixture,
-        weight: Tensor | None,
-        bias: Tensor | None,
+        parameters: Parameters,
         form: Form,
         over_ranks: Callable[[Tensor], None] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        factor = torch.empty_like(mixture.weights)
-        with _LOCK:
-            numba_loops.inverse_sqrt(*_arrays(mixture.weights, factor)[1:])
-        components = mixture.means, mixture.variances
-        return _gradient(grad, points, resp, factor, components, weight, bias, form, True, over_ranks)
+    ) -> tuple[Tensor | None, ...]:
+        inside, codes = _codes(parameters, form)
+        factors = mixture.weights, *_factors(mixture.weights, form, inside)
+        return _gradient(grad, points, resp, factors, mixture[1:], mixture, parameters, codes, True, over_ranks)
 
-    def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
-        x = points.to(history.means.dtype)
-        log_weights, factor, slots, means, variances, *options = _flat_history(history, form)
+    def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
+        x, (inside, codes) = points.to(history.means.dtype), _codes(parameters, form)
+        log_weights, factors, slots, components, options = _flat_history(history, form, inside)
         y = torch.empty_like(x)
-        *arrays, out = _arrays(x, log_weights, factor, slots, means, variances, weight, bias, y)
+        *arrays, out = _arrays(x, log_weights, *factors, slots, *components, *_with_overall(history, parameters), y)
         with _LOCK:
-            numba_loops.evaluate(*arrays, *_codes(form), *options, out)
+            numba_loops.evaluate(*arrays, *codes, *options, out)
         return y.to(points.dtype)
 
     def inference_backward(
-        self, grad: Tensor, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form
+        self, grad: Tensor, points: Tensor, history: History, parameters: Parameters, form: Form
     ) -> list[Tensor | None]:
-        x = points.detach().to(history.means.dtype)
-        log_weights, factor, slots, means, variances, *options = _flat_history(history, form)
-        resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], means.shape[1])
-        *arrays, out = _arrays(x, log_weights, slots, means, variances, resp)
+        x, (inside, codes) = points.detach().to(history.means.dtype), _codes(parameters, form)
+        log_weights, factors, slots, components, options = _flat_history(history, form, inside)
+        resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], log_weights.shape[1])
+        *arrays, out = _arrays(x, log_weights, slots, *components, resp)
         with _LOCK:
             numba_loops.posteriors(*arrays, *options, out)
-        return list(_gradient(grad, points, resp, factor, (means, variances), weight, bias, form, False, None))
+        factors = log_weights, *factors
+        return list(_gradient(grad, points, resp, factors, components, history, parameters, codes, False, None))
 
 
 class _FitOnly(ReferenceTransform, NumbaKernels):
@@ -160,51 +158,81 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _flat_history(history: History, form: Form) -> tuple[Any, ...]:
+def _codes(parameters: Parameters, form: Form) -> tuple[bool, tuple[float, bool, bool, int]]:
+    """Whether a_k is inside the activation, as ``reference.mix_components`` decides, and the options of the loops."""
+    around = parameters.within is not None or parameters.between is not None
+    inside = around or (form.component_affine and form.activation is None)
+    affine_inside = form.affine_mode == "output" and (form.component_affine or form.activation is not None)
+    return inside, (float(form.eps), form.affine_mode == "statistics", affine_inside, _ACTIVATIONS[form.activation])
+
+
+def _factors(weights: Tensor, form: Form, inside: bool) -> tuple[Tensor, Tensor]:
+    """a_k of a batch, (B, K): behind the activation and inside."""
+    outer, inner = torch.empty_like(weights), torch.empty_like(weights)
+    _, *arrays = _arrays(weights, outer, inner)
+    with _LOCK:
+        numba_loops.factors(arrays[0], form.scale == "unit", inside, *arrays[1:])
+    return outer, inner
+
+
+def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[Tensor | None]:
+    """μ and σ² of all points (2·B, D), if they are needed, and the parameters as (1, D) or (K, D)."""
+    rows = [None if p is None else p.view(-1, p.shape[-1]) for p in parameters]
+    if parameters.within is None and parameters.between is None:
+        return [None, *rows]
+    if isinstance(mixtures, History):
+        overall = reference.overall_statistics(mixtures)
+    else:
+        overall = reference.taken_together(*mixtures)[1:]
+    return [torch.stack(overall, 1).flatten(0, 1), *rows]
+
+
+def _flat_history(history: History, form: Form, inside: bool) -> tuple[Any, ...]:
     """A history as the loops take it: T·K components in groups that each have a posterior of their own."""
-    log_weights, factor = reference.inference_factors(history.weights, history.tau, mode=history.mode)
-    tensors = [t.flatten(1, 2) for t in (log_weights, factor, history.means, history.variances)]
-    log_weights, factor, means, variances = tensors
-    floor = max(float(form.eps), reference.MIN_VARIANCE)
-    if history.mode == "ensemble":
-        farthest = reference.farthest(means.shape[2]) if history.bounded else float("inf")
-        return log_weights, factor, history.tau, means, variances, floor, history.weights.shape[2], farthest
-    return log_weights, factor, torch.ones_like(history.tau[:, :1]), means, variances, floor, means.shape[1], float("inf")
+    log_weights, mixing, scale = reference.inference_factors(history.weights, history.tau, history.mode, form.scale)
+    factors = (mixing, scale) if inside else (mixing * scale, torch.ones_like(scale))
+    components = history.means.flatten(1, 2), history.variances.flatten(1, 2)
+    group, dim = history.weights.shape[2], history.means.shape[3]
+    slots, farthest = history.tau, reference.farthest(dim) if history.bounded else float("inf")
+    if history.mode != "ensemble":
+        slots, group, farthest = torch.ones_like(slots[:, :1]), components[0].shape[1], float("inf")
+    options = max(float(form.eps), reference.MIN_VARIANCE), group, farthest
+    return log_weights.flatten(1, 2), [t.flatten(1, 2) for t in factors], slots, components, options
 
 
 def _gradient(
     grad: Tensor,
     points: Tensor,
     resp: Tensor,
-    factor: Tensor,
-    components: tuple[Tensor, ...],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    form: Form,
+    factors: Sequence[Tensor],
+    components: Sequence[Tensor],
+    mixtures: Mixture | History,
+    parameters: Parameters,
+    codes: tuple[float, bool, bool, int],
     of_batch: bool,
     over_ranks: Callable[[Tensor], None] | None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The gradients of the points, γ and β. ``of_batch``: μ and σ² are the points' own statistics, with factor 1/√λ."""
-    x, grad = points.detach().to(resp.dtype), grad.to(resp.dtype)
-    grad_weight, grad_bias = (None if t is None else torch.empty_like(t) for t in (weight, bias))
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the points and the parameters. ``of_batch``: μ and σ² are the points' own statistics.
+
+    ``factors`` are λ, a_k behind the activation and a_k inside.
+    """
+    x, grad, given = points.detach().to(resp.dtype), grad.to(resp.dtype), _with_overall(mixtures, parameters)
+    found = [None if t is None else torch.empty_like(t) for t in given[1:]]
     grad_points = torch.empty_like(x)
     lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64, device=x.device)
-    given = _arrays(x, grad, resp, factor, *components, weight, bias)
-    flat_lines = lines.flatten(1, 2)
+    threads, *arrays = _arrays(x, grad, resp, *factors, *components, *given)
     with _LOCK:
-        numba_loops.gradient_lines(*given, *_codes(form), of_batch, *_arrays(flat_lines, grad_weight, grad_bias, like=x)[1:])
+        numba_loops.gradient_lines(threads, *arrays, *codes, of_batch, *_arrays(lines.flatten(1, 2), *found, like=x)[1:])
     if over_ranks is not None:  # it adds up what all implementations agree on
-        scale = factor[:, None, :, None]
-        shared = (lines * scale).to(resp.dtype)
+        outer = factors[1][:, None, :, None]
+        shared = (lines * outer).to(resp.dtype)
         over_ranks(shared)
-        flat_lines = torch.where(scale > 0, shared / scale, 0).double().flatten(1, 2)
+        lines = torch.where(outer > 0, shared / outer, 0).double()
+    del arrays[3]  # λ
     with _LOCK:
-        numba_loops.gradient_points(*given, *_codes(form), *_arrays(flat_lines, grad_points)[1:])
-    return grad_points.to(points.dtype), grad_weight, grad_bias
-
-
-def _codes(form: Form) -> tuple[float, bool, int]:
-    return float(form.eps), form.affine_mode == "statistics", _ACTIVATIONS[form.activation]
+        numba_loops.gradient_points(threads, *arrays, *codes, *_arrays(lines.flatten(1, 2), grad_points)[1:])
+    of_parameters = (t if t is None else t.view(p.shape) for t, p in zip(found, parameters, strict=True))  # type: ignore[union-attr]
+    return grad_points.to(points.dtype), *of_parameters
 
 
 def _empty_mixture(points: Tensor, components: int) -> Mixture:
@@ -212,7 +240,7 @@ def _empty_mixture(points: Tensor, components: int) -> Mixture:
     return Mixture(points.new_empty(shape[:2]), points.new_empty(shape), points.new_empty(shape))
 
 
-_NOTHING = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64)}
+_NOTHING = {torch.float32: np.empty((0, 0), np.float32), torch.float64: np.empty((0, 0), np.float64)}
 _TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
 
 

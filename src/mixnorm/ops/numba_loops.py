@@ -518,35 +518,49 @@ def _act_slope(z: Any, activation: int) -> float:
 
 
 @_serial
-def _affine(means: Any, variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool) -> Any:
-    """x̂_k with γ and β as (x - centre_k) · scale_k, and a shift: inside the activation, or behind the sum without one.
+def _affine(
+    inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any, within: Any, between: Any, eps: float,
+    in_statistics: bool, affine_inside: bool,
+) -> Any:  # fmt: skip
+    """x̂_k with γ and β as (x - centre_k) · scale_k + offset_k, and a shift behind the sum over k: ``reference.mix_components``.
 
-    gamma and beta are empty where there are none. centre and scale have rows by threes.
+    gamma and beta are (1, D), or (K, D) for each component, or empty; within and between (1, D) or empty, and then overall
+    is as well: μ and σ² of all points, (2·B, D). centre, scale and offset have rows by threes.
     """
     batch, components, dim = means.shape
     rows = (components + 2) // 3 * 3
     centre, scale = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
-    shift = np.zeros(dim, means.dtype)
-    for d in range(dim):
-        weight = gamma[d] if gamma.size else means.dtype.type(1)
-        bias = beta[d] if beta.size else means.dtype.type(0)
-        for b in range(batch):
-            for k in range(components):
+    offset, shift = np.zeros((batch, rows, dim), means.dtype), np.zeros(dim, means.dtype)
+    one, zero = means.dtype.type(1), means.dtype.type(0)
+    for b in range(batch):
+        for k in range(components):
+            for d in range(dim):
+                weight = gamma[k % gamma.shape[0], d] if gamma.size else one
+                bias = beta[k % beta.shape[0], d] if beta.size else zero
                 if in_statistics:
                     centre[b, k, d] = means[b, k, d] + bias
-                    scale[b, k, d] = 1 / math.sqrt(max(weight, means.dtype.type(0)) * variances[b, k, d] + eps)
+                    scale[b, k, d] = 1 / math.sqrt(max(weight, zero) * variances[b, k, d] + eps)
+                    continue
+                centre[b, k, d] = means[b, k, d]
+                slope = inner[b, k] / math.sqrt(variances[b, k, d] + eps)
+                if overall.size:
+                    of_all = 1 / math.sqrt(overall[2 * b + 1, d] + eps)
+                    if within.size:
+                        slope = within[0, d] * slope + (1 - within[0, d]) * of_all
+                    if between.size:
+                        offset[b, k, d] = weight * between[0, d] * (means[b, k, d] - overall[2 * b, d]) * of_all
+                scale[b, k, d] = weight * slope
+                if affine_inside:
+                    offset[b, k, d] += bias
                 else:
-                    centre[b, k, d] = means[b, k, d]
-                    scale[b, k, d] = weight / math.sqrt(variances[b, k, d] + eps)
-        if not in_statistics:
-            shift[d] = bias
-    return centre, scale, shift
+                    shift[d] = bias
+    return centre, scale, offset, shift
 
 
 @_serial
 def _mix_stretch(
-    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int,
-    y: Any,
+    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, shift: Any,
+    activation: int, y: Any,
 ) -> None:  # fmt: skip
     components, dim = factor.shape[1], x.dim
     tile, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
@@ -554,22 +568,22 @@ def _mix_stretch(
     for i in range(start, stop, 4):
         count = _load(x, b, i, stop, tile)
         for d in range(dim):
-            out[0, d] = out[1, d] = out[2, d] = out[3, d] = shift[d] if activation == NONE else 0
+            out[0, d] = out[1, d] = out[2, d] = out[3, d] = shift[d]
         for k in range(0, components, 3):
             w[:] = 0
             for j in range(min(3, components - k)):
                 for p in range(count):
                     w[j, p] = resp[b, i + p, k + j] * factor[b, k + j]
             if activation == NONE:
-                _add_three(tile, w, b, k, centre, scale, out)
+                _add_three(tile, w, b, k, centre, scale, offset, out)
             else:
                 for j in range(min(3, components - k)):
-                    _add_component(tile, count, w[j], b, k + j, centre, scale, shift, activation, out)
+                    _add_component(tile, count, w[j], b, k + j, centre, scale, offset, activation, out)
         _store(out, count, y, b, i)
 
 
 @_inlined
-def _add_three(tile: Any, w: Any, b: int, k: int, centre: Any, scale: Any, out: Any) -> None:
+def _add_three(tile: Any, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, out: Any) -> None:
     """out += Σ w_j x̂_j of three components, for the points of a tile."""
     u0, u1, u2, u3 = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
     v0, v1, v2, v3 = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
@@ -577,16 +591,17 @@ def _add_three(tile: Any, w: Any, b: int, k: int, centre: Any, scale: Any, out: 
     for d in range(tile.shape[1]):
         c0, c1, c2 = centre[b, k, d], centre[b, k + 1, d], centre[b, k + 2, d]
         a0, a1, a2 = scale[b, k, d], scale[b, k + 1, d], scale[b, k + 2, d]
+        o0, o1, o2 = offset[b, k, d], offset[b, k + 1, d], offset[b, k + 2, d]
         x0, x1, x2, x3 = tile[0, d], tile[1, d], tile[2, d], tile[3, d]
-        out[0, d] += u0 * a0 * (x0 - c0) + v0 * a1 * (x0 - c1) + w0 * a2 * (x0 - c2)
-        out[1, d] += u1 * a0 * (x1 - c0) + v1 * a1 * (x1 - c1) + w1 * a2 * (x1 - c2)
-        out[2, d] += u2 * a0 * (x2 - c0) + v2 * a1 * (x2 - c1) + w2 * a2 * (x2 - c2)
-        out[3, d] += u3 * a0 * (x3 - c0) + v3 * a1 * (x3 - c1) + w3 * a2 * (x3 - c2)
+        out[0, d] += u0 * (a0 * (x0 - c0) + o0) + v0 * (a1 * (x0 - c1) + o1) + w0 * (a2 * (x0 - c2) + o2)
+        out[1, d] += u1 * (a0 * (x1 - c0) + o0) + v1 * (a1 * (x1 - c1) + o1) + w1 * (a2 * (x1 - c2) + o2)
+        out[2, d] += u2 * (a0 * (x2 - c0) + o0) + v2 * (a1 * (x2 - c1) + o1) + w2 * (a2 * (x2 - c2) + o2)
+        out[3, d] += u3 * (a0 * (x3 - c0) + o0) + v3 * (a1 * (x3 - c1) + o1) + w3 * (a2 * (x3 - c2) + o2)
 
 
 @_inlined
 def _add_component(
-    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, shift: Any, activation: int, out: Any
+    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, activation: int, out: Any
 ) -> None:
     """out += w · act(x̂_k) for the points of a tile."""
     w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
@@ -594,18 +609,18 @@ def _add_component(
         return
     if activation == NONE:
         for d in range(tile.shape[1]):
-            c, a = centre[b, k, d], scale[b, k, d]
-            out[0, d] += w0 * a * (tile[0, d] - c)
-            out[1, d] += w1 * a * (tile[1, d] - c)
-            out[2, d] += w2 * a * (tile[2, d] - c)
-            out[3, d] += w3 * a * (tile[3, d] - c)
+            c, a, o = centre[b, k, d], scale[b, k, d], offset[b, k, d]
+            out[0, d] += w0 * (a * (tile[0, d] - c) + o)
+            out[1, d] += w1 * (a * (tile[1, d] - c) + o)
+            out[2, d] += w2 * (a * (tile[2, d] - c) + o)
+            out[3, d] += w3 * (a * (tile[3, d] - c) + o)
         return
     if activation == RELU:
         zero = tile.dtype.type(0)
         for d in range(tile.shape[1]):
-            c, a, s = centre[b, k, d], scale[b, k, d], shift[d]
-            z0, z1 = (tile[0, d] - c) * a + s, (tile[1, d] - c) * a + s
-            z2, z3 = (tile[2, d] - c) * a + s, (tile[3, d] - c) * a + s
+            c, a, o = centre[b, k, d], scale[b, k, d], offset[b, k, d]
+            z0, z1 = (tile[0, d] - c) * a + o, (tile[1, d] - c) * a + o
+            z2, z3 = (tile[2, d] - c) * a + o, (tile[3, d] - c) * a + o
             out[0, d] += w0 * (zero if z0 < 0 else z0)
             out[1, d] += w1 * (zero if z1 < 0 else z1)
             out[2, d] += w2 * (zero if z2 < 0 else z2)
@@ -614,47 +629,41 @@ def _add_component(
     for p in range(count):
         if w[p] != 0:
             for d in range(tile.shape[1]):
-                z = (tile[p, d] - centre[b, k, d]) * scale[b, k, d] + shift[d]
+                z = (tile[p, d] - centre[b, k, d]) * scale[b, k, d] + offset[b, k, d]
                 out[p, d] += w[p] * _act(z, activation)
 
 
 @_parallel
 def _mix_stretches(
-    x: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int, stretches: int, y: Any
+    x: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, shift: Any, activation: int, stretches: int, y: Any
 ) -> None:
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         start, stop = points * t // stretches, points * (t + 1) // stretches
-        _mix_stretch(x, b, start, stop, resp, factor, centre, scale, shift, activation, y)
+        _mix_stretch(x, b, start, stop, resp, factor, centre, scale, offset, shift, activation, y)
 
 
 @_serial
-def _inverse_sqrt(weights: Any) -> Any:
-    """1/√λ, and 0 for a component that is not in use."""
-    result = np.zeros_like(weights)
+def factors(weights: Any, is_unit: bool, inside: bool, outer: Any, inner: Any) -> None:
+    """a_k = 1/√λ_k, or 1 where ``is_unit``, and 0 for a component that is not in use: behind the activation, or inside."""
     for b in range(weights.shape[0]):
         for k in range(weights.shape[1]):
-            if weights[b, k] != 0:
-                result[b, k] = 1 / math.sqrt(weights[b, k])
-    return result
-
-
-@_serial
-def inverse_sqrt(weights: Any, out: Any) -> None:
-    """``_inverse_sqrt`` into out."""
-    out[:] = _inverse_sqrt(weights)
+            a = 0.0 if weights[b, k] == 0 else 1.0 if is_unit else 1 / math.sqrt(weights[b, k])
+            outer[b, k], inner[b, k] = (1.0, a) if inside else (a, 1.0)
 
 
 @_serial
 def mix(
-    threads: int, x: Any, resp: Any, weights: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
-    in_statistics: bool, activation: int, y: Any,
+    threads: int, x: Any, resp: Any, outer: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any,
+    within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int, y: Any,
 ) -> None:  # fmt: skip
-    """y = Σ_k resp_k/√λ_k · act(x̂_k) with γ and β; resp is (B, m, K), gamma and beta are (D,) or empty."""
-    centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    """y = Σ_k resp_k · outer_k · act(x̂_k) with γ and β; resp is (B, m, K)."""
+    centre, scale, offset, shift = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    )
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    _mix_stretches(x, resp, _inverse_sqrt(weights), centre, scale, shift, activation, stretches, y)
+    _mix_stretches(x, resp, outer, centre, scale, offset, shift, activation, stretches, y)
 
 
 # ---------------------------------------------------------------------------------------------------------- gradient
@@ -662,7 +671,7 @@ def mix(
 
 @_serial
 def _sums_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any,
     activation: int, of_scale: Any, of_z: Any, plain: Any,
 ) -> None:  # fmt: skip
     """Σ h_k (x - centre_k), Σ h_k and Σ g over a stretch, with h_k = g · w_k · act'(x̂_k)."""
@@ -697,7 +706,7 @@ def _sums_stretch(
                 elif activation == RELU:
                     zero = scale.dtype.type(0)
                     for d in range(dim):
-                        c, a, r = centre[b, k, d], scale[b, k, d], shift[d]
+                        c, a, r = centre[b, k, d], scale[b, k, d], offset[b, k, d]
                         v0, v1, v2, v3 = tile[0, d] - c, tile[1, d] - c, tile[2, d] - c, tile[3, d] - c
                         h0 = w0 * up[0, d] if v0 * a + r > 0 else zero
                         h1 = w1 * up[1, d] if v1 * a + r > 0 else zero
@@ -709,7 +718,7 @@ def _sums_stretch(
                     for p in range(count):
                         for d in range(dim):
                             v = tile[p, d] - centre[b, k, d]
-                            through = w[p] * up[p, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
+                            through = w[p] * up[p, d] * _act_slope(v * scale[b, k, d] + offset[b, k, d], activation)
                             h[k, d] += through
                             s[k, d] += through * v
         for d in range(dim):
@@ -724,21 +733,21 @@ def _sums_stretch(
 
 @_parallel
 def _sums_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, activation: int, of_scale: Any, of_z: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, activation: int, of_scale: Any, of_z: Any,
     plain: Any,
 ) -> None:  # fmt: skip
     batch, points, stretches = resp.shape[0], resp.shape[1], of_scale.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _sums_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, shift, activation,
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, offset, activation,
             of_scale[b, t], of_z[b, t], plain[b, t],
         )  # fmt: skip
 
 
 @_serial
 def _points_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, means: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, means: Any,
     slope: Any, intercept: Any, activation: int, grad: Any,
 ) -> None:  # fmt: skip
     """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - μ_k) · slope_k + intercept_k)."""
@@ -766,7 +775,7 @@ def _points_stretch(
             if activation == RELU:
                 zero = scale.dtype.type(0)
                 for d in range(dim):
-                    c, a, r, t = centre[b, k, d], scale[b, k, d], shift[d], slope[b, k, d]
+                    c, a, r, t = centre[b, k, d], scale[b, k, d], offset[b, k, d], slope[b, k, d]
                     m, o = means[b, k, d], intercept[b, k, d]
                     g0 = up[0, d] * a if (tile[0, d] - c) * a + r > 0 else zero
                     g1 = up[1, d] * a if (tile[1, d] - c) * a + r > 0 else zero
@@ -781,7 +790,8 @@ def _points_stretch(
                 if w[p] != 0:
                     for d in range(dim):
                         v = tile[p, d] - centre[b, k, d]
-                        through = up[p, d] * scale[b, k, d] * _act_slope(v * scale[b, k, d] + shift[d], activation)
+                        through = up[p, d] * scale[b, k, d]
+                        through *= _act_slope(v * scale[b, k, d] + offset[b, k, d], activation)
                         line = (tile[p, d] - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d]
                         out[p, d] += w[p] * (through + line)
         _store(out, count, grad, b, i)
@@ -789,31 +799,38 @@ def _points_stretch(
 
 @_parallel
 def _points_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, shift: Any, means: Any, slope: Any, intercept: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, means: Any, slope: Any, intercept: Any,
     activation: int, stretches: int, grad: Any,
 ) -> None:  # fmt: skip
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _points_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, shift, means,
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, offset, means,
             slope, intercept, activation, grad,
         )  # fmt: skip
 
 
 @_serial
 def _chain(
-    variances: Any, gamma: Any, beta: Any, eps: float, in_statistics: bool, activation: int, of_scale: Any, of_z: Any,
-    plain: Any, grad_means: Any, grad_variances: Any, grad_gamma: Any, grad_beta: Any,
+    weights: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, within: Any, between: Any, eps: float,
+    in_statistics: bool, affine_inside: bool, of_batch: bool, of_scale: Any, of_z: Any, plain: Any, grad_means: Any,
+    grad_variances: Any, grad_gamma: Any, grad_beta: Any, grad_within: Any, grad_between: Any,
 ) -> None:  # fmt: skip
-    """The gradients of μ, σ², γ and β from the sums: the derivative of ``_affine``."""
-    batch, components, dim = variances.shape
+    """The gradients of μ, σ², γ, β, g and b from the sums: the derivative of ``_affine``. docs/mathematics.md derives it."""
+    batch, components, dim = means.shape
     stretches = of_scale.shape[1]
-    for d in range(dim):
-        weight = gamma[d] if gamma.size else 1.0
-        to_gamma, to_beta = 0.0, 0.0
-        for b in range(batch):
+    of_gamma, of_beta = np.zeros((components, dim)), np.zeros((components, dim))
+    of_within, of_between = np.zeros(dim), np.zeros(dim)
+    for b in range(batch):
+        for d in range(dim):
+            root0 = 1 / math.sqrt(overall[2 * b + 1, d] + eps) if overall.size else 0.0
+            mean0 = overall[2 * b, d] if overall.size else 0.0
+            g = within[0, d] if within.size else 1.0
+            place = between[0, d] if between.size else 0.0
+            to_root0, to_mean0 = 0.0, 0.0
             for k in range(components):
+                weight = gamma[k % gamma.shape[0], d] if gamma.size else 1.0
                 scale_sum, z_sum = 0.0, 0.0
                 for t in range(stretches):
                     scale_sum += of_scale[b, t, k, d]
@@ -825,48 +842,76 @@ def _chain(
                     of_square = -0.5 * root * root * root * scale_sum
                     grad_means[b, k, d] = -root * z_sum
                     grad_variances[b, k, d] = positive * of_square
-                    to_gamma += variance * of_square if weight >= 0 else 0.0
-                    to_beta -= root * z_sum
-                else:
-                    root = 1 / math.sqrt(variance + eps)
-                    grad_means[b, k, d] = -weight * root * z_sum
-                    grad_variances[b, k, d] = -0.5 * weight * root * root * root * scale_sum
-                    to_gamma += root * scale_sum
-                    to_beta += z_sum if activation != NONE else 0.0
-            if not in_statistics and activation == NONE:
+                    of_gamma[k, d] += variance * of_square if weight >= 0 else 0.0
+                    of_beta[k, d] -= root * z_sum
+                    continue
+                root, away = 1 / math.sqrt(variance + eps), means[b, k, d] - mean0
+                own = inner[b, k] * root
+                slope = g * own + (1 - g) * root0
+                grad_means[b, k, d] = weight * (place * root0 - slope) * z_sum
+                grad_variances[b, k, d] = -0.5 * weight * g * own * root * root * scale_sum
+                of_gamma[k, d] += slope * scale_sum + place * away * root0 * z_sum
+                of_within[d] += weight * (own - root0) * scale_sum
+                of_between[d] += weight * away * root0 * z_sum
+                to_root0 += weight * ((1 - g) * scale_sum + place * away * z_sum)
+                to_mean0 -= weight * place * root0 * z_sum
+                of_beta[k, d] += z_sum if affine_inside else 0.0
+            if not in_statistics and not affine_inside:
                 for t in range(stretches):
-                    to_beta += plain[b, t, d]
-        if gamma.size:
-            grad_gamma[d] = to_gamma
-        if beta.size:
-            grad_beta[d] = to_beta
+                    of_beta[0, d] += plain[b, t, d]
+            if overall.size and of_batch:  # μ = Σ λ_j μ_j, σ² = Σ λ_j (σ²_j + (μ_j - μ)²)
+                to_variance0 = -0.5 * root0 * root0 * root0 * to_root0
+                for k in range(components):
+                    grad_means[b, k, d] += weights[b, k] * (2 * (means[b, k, d] - mean0) * to_variance0 + to_mean0)
+                    grad_variances[b, k, d] += weights[b, k] * to_variance0
+    _add_rows(of_gamma, grad_gamma)
+    _add_rows(of_beta, grad_beta)
+    for d in range(dim):
+        if grad_within.size:
+            grad_within[0, d] = of_within[d]
+        if grad_between.size:
+            grad_between[0, d] = of_between[d]
+
+
+@_serial
+def _add_rows(rows: Any, out: Any) -> None:
+    """The rows for each component into out (K, D), or their sum into out (1, D); nothing where out is empty."""
+    if out.size:
+        out[:] = 0
+        for k in range(rows.shape[0]):
+            for d in range(rows.shape[1]):
+                out[k % out.shape[0], d] += rows[k, d]
 
 
 @_serial
 def gradient_lines(
-    threads: int, x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
-    in_statistics: bool, activation: int, of_batch: bool, lines: Any, grad_gamma: Any, grad_beta: Any,
+    threads: int, x: Any, g: Any, resp: Any, weights: Any, outer: Any, inner: Any, means: Any, variances: Any, overall: Any,
+    gamma: Any, beta: Any, within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int,
+    of_batch: bool, lines: Any, grad_gamma: Any, grad_beta: Any, grad_within: Any, grad_between: Any,
 ) -> None:  # fmt: skip
-    """The first half of the gradient of ``mix``: of γ and β, and lines (B, 2·K, D), what flows through μ and σ².
+    """The first half of the gradient of ``mix``: of what is learned, and lines (B, 2·K, D), what flows through μ and σ².
 
-    ``of_batch``: these are the statistics of x under resp, with factor_k = 1/√λ_k, and lines are √λ_k times ∂L/∂μ_k / n_k
-    and 2·∂L/∂σ²_k / n_k. Otherwise they are constants, and lines are 0.
+    ``of_batch``: these are the statistics of x under resp, and lines are ∂L/∂μ_k / (n_k · outer_k) and
+    2·∂L/∂σ²_k / (n_k · outer_k). Otherwise they are constants, and lines are 0.
     """
     batch, components, dim = means.shape
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    centre, scale, offset, _ = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    )
     of_scale, of_z = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
     plain = np.zeros((batch, stretches, dim))
-    _sums_stretches(x, g, resp, factor, centre, scale, shift, activation, of_scale, of_z, plain)
+    _sums_stretches(x, g, resp, outer, centre, scale, offset, activation, of_scale, of_z, plain)
     grad_means, grad_variances = np.empty((batch, components, dim)), np.empty((batch, components, dim))
     _chain(
-        variances, gamma, beta, eps, in_statistics, activation, of_scale, of_z, plain, grad_means, grad_variances,
-        grad_gamma, grad_beta,
+        weights, inner, means, variances, overall, gamma, within, between, eps, in_statistics, affine_inside, of_batch,
+        of_scale, of_z, plain, grad_means, grad_variances, grad_gamma, grad_beta, grad_within, grad_between,
     )  # fmt: skip
     for b in range(batch):
         for k in range(components):
             # x enters μ_k and σ²_k with ν̂_k = ν_k / (λ_k m):  ∂μ_k = ν̂_k,  ∂σ²_k = 2 ν̂_k (x - μ_k).
-            share = factor[b, k] / resp.shape[1] if of_batch else 0.0
+            number = weights[b, k] * outer[b, k] * resp.shape[1]
+            share = 1 / number if of_batch and number > 0 else 0.0
             for d in range(dim):
                 lines[b, k, d] = grad_means[b, k, d] * share
                 lines[b, components + k, d] = 2 * grad_variances[b, k, d] * share
@@ -874,11 +919,14 @@ def gradient_lines(
 
 @_serial
 def gradient_points(
-    threads: int, x: Any, g: Any, resp: Any, factor: Any, means: Any, variances: Any, gamma: Any, beta: Any, eps: float,
-    in_statistics: bool, activation: int, lines: Any, grad: Any,
+    threads: int, x: Any, g: Any, resp: Any, outer: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any,
+    beta: Any, within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int, lines: Any,
+    grad: Any,
 ) -> None:  # fmt: skip
     """The second half: the gradient of x, from the lines."""
-    centre, scale, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    centre, scale, offset, _ = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    )
     # Not from the centre, from which β sets μ apart: a narrow component's slope is so large that the difference is lost.
     slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
     for b in range(means.shape[0]):
@@ -886,7 +934,7 @@ def gradient_points(
             for d in range(means.shape[2]):
                 intercept[b, k, d], slope[b, k, d] = lines[b, k, d], lines[b, means.shape[1] + k, d]
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    _points_stretches(x, g, resp, factor, centre, scale, shift, means, slope, intercept, activation, stretches, grad)
+    _points_stretches(x, g, resp, outer, centre, scale, offset, means, slope, intercept, activation, stretches, grad)
 
 
 # --------------------------------------------------------------------------------------------------------- inference
@@ -994,7 +1042,7 @@ def posteriors(
 @_serial
 def _evaluate_stretch(
     x: Any, b: int, start: int, stop: int, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
-    scale: Any, factor: Any, centre: Any, slope: Any, shift: Any, activation: int, y: Any,
+    scale: Any, factor: Any, centre: Any, slope: Any, offset: Any, shift: Any, activation: int, y: Any,
 ) -> None:  # fmt: skip
     dim = x.dim
     tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
@@ -1017,37 +1065,40 @@ def _evaluate_stretch(
                 k = first + j
                 for p in range(4):
                     w[p] = resp[p, j] * factor[b, k] * trust[p] if p < count else 0
-                _add_component(tile, count, w, b, k, centre, slope, shift, activation, out)
+                _add_component(tile, count, w, b, k, centre, slope, offset, activation, out)
         for p in range(count):
             scaling = 1 / total[p] if missing[p] > 0 else out.dtype.type(1)
             for d in range(dim):
-                out[p, d] = out[p, d] * scaling + (shift[d] if activation == NONE else 0)
+                out[p, d] = out[p, d] * scaling + shift[d]
         _store(out, count, y, b, i)
 
 
 @_parallel
 def _evaluate_stretches(
     x: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, factor: Any,
-    centre: Any, slope: Any, shift: Any, activation: int, stretches: int, y: Any,
+    centre: Any, slope: Any, offset: Any, shift: Any, activation: int, stretches: int, y: Any,
 ) -> None:  # fmt: skip
     batch, points = x.batch, x.outer * x.inner
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _evaluate_stretch(
             x, b, points * t // stretches, points * (t + 1) // stretches, group, slots, farthest, log_norm, means,
-            scale, factor, centre, slope, shift, activation, y,
+            scale, factor, centre, slope, offset, shift, activation, y,
         )  # fmt: skip
 
 
 @_serial
 def evaluate(
-    threads: int, x: Any, log_weights: Any, factor: Any, slots: Any, means: Any, variances: Any, gamma: Any, beta: Any,
-    eps: float, in_statistics: bool, activation: int, floor: float, group: int, farthest: float, y: Any,
+    threads: int, x: Any, log_weights: Any, outer: Any, inner: Any, slots: Any, means: Any, variances: Any, overall: Any,
+    gamma: Any, beta: Any, within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int,
+    floor: float, group: int, farthest: float, y: Any,
 ) -> None:  # fmt: skip
-    """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · factor_k · act(x̂_k) with γ and β, for T·K components."""
+    """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · outer_k · act(x̂_k) with γ and β, for T·K components."""
     scale, log_norm = _densities(log_weights, variances, floor)
-    centre, slope, shift = _affine(means, variances, gamma, beta, eps, in_statistics)
+    centre, slope, offset, shift = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    )
     stretches = _stretches(threads, x.batch, x.outer * x.inner)
     _evaluate_stretches(
-        x, group, slots, farthest, log_norm, means, scale, factor, centre, slope, shift, activation, stretches, y
+        x, group, slots, farthest, log_norm, means, scale, outer, centre, slope, offset, shift, activation, stretches, y
     )

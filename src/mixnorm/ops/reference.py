@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,53 @@ MIN_VARIANCE = 1e-12
 LARGEST_MEAN = 1e16
 STEADY = 0.5  # a slot's least share of the variance of all slots, for inference="steady"
 WHOLE = 0.98  # the weights of a slot that add up to more than this add up to 1, but for rounding, which may be bf16's
+
+
+class Mixture(NamedTuple):
+    """K Gaussians with diagonal covariance, B times: the numbers that kernels take and give."""
+
+    weights: Tensor  # λ (B, K)
+    means: Tensor  # μ (B, K, D)
+    variances: Tensor  # σ² (B, K, D)
+
+
+class History(NamedTuple):
+    """T mixtures to evaluate with, what each counts, and how."""
+
+    weights: Tensor  # λ (B, T, K)
+    means: Tensor  # μ (B, T, K, D)
+    variances: Tensor  # σ² (B, T, K, D)
+    tau: Tensor  # τ (B, T)
+    mode: str = "ensemble"  # one of kernels.INFERENCE_MODES
+    bounded: bool = False  # whether a slot counts for less at a point that it does not describe
+
+
+class Parameters(NamedTuple):
+    """What a transform may learn: (D,) each, or what broadcasts against the points; γ and β may be (K, D), as a form says."""
+
+    weight: Tensor | None = None  # γ
+    bias: Tensor | None = None  # β
+    within: Tensor | None = None  # g, how far a component has its own scale; None is 1
+    between: Tensor | None = None  # b, how much of its own place it keeps; None is 0
+
+
+class Form(NamedTuple):
+    """The form of the transform: the options of a layer that change its equation."""
+
+    eps: float = 1e-5
+    activation: str | None = None
+    affine_mode: str = "output"
+    scale: str = "fisher"
+    component_affine: bool = False
+
+
+# The fields of a form that are choices, with the values that they may have.
+FORM_CHOICES: dict[str, tuple[Any, ...]] = {
+    "activation": (None, *ACTIVATIONS),
+    "affine_mode": ("output", "statistics"),
+    "scale": ("fisher", "unit"),
+    "component_affine": (False, True),
+}
 
 
 def log_densities(x: Tensor, means: Tensor, variances: Tensor) -> Tensor:
@@ -83,89 +131,112 @@ def em_step(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor) -> tup
     return resp, *moments(x, resp)
 
 
-def normalize(
-    x: Tensor,
-    resp: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
-) -> Tensor:
+def normalize(x: Tensor, resp: Tensor, parameters: Parameters, form: Form) -> Tensor:
     """The mixture normalizing transform of a batch, Eq. (mixture_normalization0): gradients stop at ν."""
     weights, means, variances = moments(x, resp.detach())
-    mixing = resp.detach() * inverse_sqrt(weights.detach()).unsqueeze(-2)
-    return mix_components(x, mixing, means, variances, weight, bias, eps, activation, affine_mode)
+    return mix(x, resp.detach(), weights.detach(), means, variances, parameters, form)
+
+
+def mix(
+    x: Tensor, resp: Tensor, weights: Tensor, means: Tensor, variances: Tensor, parameters: Parameters, form: Form
+) -> Tensor:
+    """The transform under ν and given statistics."""
+    _, *overall = taken_together(weights, means, variances) if _looks_around(parameters) else (None, None, None)
+    return mix_components(x, resp, component_scale(weights, form.scale), means, variances, *overall, parameters, form)
 
 
 def mix_components(
     x: Tensor,
     mixing: Tensor,
+    scale: Tensor,
     means: Tensor,
     variances: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
+    overall_mean: Tensor | None,
+    overall_variance: Tensor | None,
+    parameters: Parameters,
+    form: Form,
 ) -> Tensor:
-    """Σ_k mixing_k · act(x̂_k) with γ and β where ``affine_mode`` puts them; ``mixing`` is (..., m, K)."""
+    """Σ_k mixing_k · act(x̂_k) with γ and β where ``form`` puts them; ``mixing`` is (..., m, K), ``scale`` a_k (..., K).
+
+    x̂_k = (x - μ_k) · ((1 - g)/√(σ² + ε) + g·a_k/√(σ²_k + ε)) + b·(μ_k - μ)/√(σ² + ε), with μ and σ² (..., D) of all points.
+    In the paper's form, where g = 1 and b = 0, a_k = 1/√λ_k is a factor of the whole term.
+    """
+    weight, bias, within, between = parameters
     gamma: Tensor | float = 1.0 if weight is None else weight
     beta: Tensor | float = 0.0 if bias is None else bias
-    act = ACTIVATIONS[activation] if activation else None
+    act = ACTIVATIONS[form.activation] if form.activation else None
+    affine_inside = act is not None or form.component_affine
+    scale_inside = _looks_around(parameters) or (form.component_affine and act is None)
+    if overall_mean is not None and overall_variance is not None:
+        mean_of_all, deviation = overall_mean.unsqueeze(-2), (overall_variance + form.eps).sqrt().unsqueeze(-2)
     y = torch.zeros_like(x)
     for k in range(mixing.shape[-1]):
         mean, variance = means[..., k, None, :], variances[..., k, None, :]
-        if affine_mode == "statistics":
+        if form.component_affine:  # with T mixtures, the components of each in turn
+            gamma = 1.0 if weight is None else weight[k % weight.shape[0]]
+            beta = 0.0 if bias is None else bias[k % bias.shape[0]]
+        if form.affine_mode == "statistics":
             # The paper's μ_k + β and γ·σ²_k; a γ below zero counts as zero, so that the root stays real.
-            scale = weight.clamp_min(0) * variance if weight is not None else variance
-            normalized = (x - mean - beta) / (scale + eps).sqrt()
+            spread = weight.clamp_min(0) * variance if weight is not None else variance
+            normalized = (x - mean - beta) / (spread + form.eps).sqrt()
         else:
-            normalized = (x - mean) / (variance + eps).sqrt()
-            if act:
+            normalized = (x - mean) / (variance + form.eps).sqrt()
+            if scale_inside:
+                normalized = scale[..., k, None, None] * normalized
+            if within is not None:
+                normalized = within * normalized + (1 - within) * (x - mean) / deviation
+            if between is not None:
+                normalized = normalized + between * (mean - mean_of_all) / deviation
+            if affine_inside:
                 normalized = gamma * normalized + beta
         if act:
             normalized = act(normalized)
-        y = y + mixing[..., k, None] * normalized
-    if affine_mode == "output" and not act:
+        share = mixing[..., k, None] if scale_inside else mixing[..., k, None] * scale[..., k, None, None]
+        y = y + share * normalized
+    if form.affine_mode == "output" and not affine_inside:
         y = gamma * y + beta
     return y
 
 
-def inference(
-    x: Tensor,
-    weights: Tensor,
-    means: Tensor,
-    variances: Tensor,
-    slot_weights: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mode: str,
-    bounded: bool,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
-) -> Tensor:
-    """The transform under T given mixtures: ``weights`` (..., T, K), ``means``, ``variances`` (..., T, K, D), τ (..., T).
+def _looks_around(parameters: Parameters) -> bool:
+    """Whether the transform of a component needs the mean and variance of all points."""
+    return parameters.within is not None or parameters.between is not None
 
-    As in training, gradients stop at the posterior. ``bounded``, for the ensemble: see :func:`slot_trust`.
+
+def component_scale(weights: Tensor, scale: str) -> Tensor:
+    """a_k: 1/√λ_k for "fisher", 1 for "unit"."""
+    return inverse_sqrt(weights) if scale == "fisher" else torch.ones_like(weights)
+
+
+def inference(x: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
+    """The transform under T given mixtures, λ (..., T, K), μ and σ² (..., T, K, D), τ (..., T).
+
+    As in training, gradients stop at the posterior. μ and σ² of all points are the mean over the T, as batch norm's are.
     """
-    means, variances = means.flatten(-3, -2), variances.flatten(-3, -2)
+    weights, _, _, tau, mode, bounded = history
+    means, variances = history.means.flatten(-3, -2), history.variances.flatten(-3, -2)
     with torch.no_grad():  # and detach: forward-mode derivatives do not stop at no_grad
-        squares = squared_distances(x.detach(), means, variances.clamp_min(eps))
-        log_density = _log_densities(squares, variances.clamp_min(eps))
-        log_weights, factor = inference_factors(weights, slot_weights, mode=mode)
+        squares = squared_distances(x.detach(), means, variances.clamp_min(form.eps))
+        log_density = _log_densities(squares, variances.clamp_min(form.eps))
+        log_weights, mixing, scale = inference_factors(weights, tau, mode, form.scale)
         joint = log_density.unflatten(-1, weights.shape[-2:]) + log_weights.unsqueeze(-3)
         if mode == "ensemble":
             posterior = torch.softmax(joint, dim=-1)  # (..., m, T, K)
-            mixing = posterior * factor.unsqueeze(-3)
+            mixing = posterior * mixing.unsqueeze(-3)
             if bounded:
                 trust = slot_trust((posterior * squares.unflatten(-1, weights.shape[-2:])).sum(-1), x.shape[-1])
-                mixing = mixing * (trust / trusted(trust, slot_weights.unsqueeze(-2))).unsqueeze(-1)
+                mixing = mixing * (trust / trusted(trust, tau.unsqueeze(-2))).unsqueeze(-1)
         else:
-            mixing = torch.softmax(joint.flatten(-2), dim=-1).unflatten(-1, weights.shape[-2:]) * factor.unsqueeze(-3)
-    mixing = mixing.flatten(-2)
-    return mix_components(x, mixing, means, variances, weight, bias, eps, activation, affine_mode)
+            mixing = torch.softmax(joint.flatten(-2), dim=-1).unflatten(-1, weights.shape[-2:]) * mixing.unsqueeze(-3)
+        overall = overall_statistics(history) if _looks_around(parameters) else (None, None)
+    return mix_components(x, mixing.flatten(-2), scale.flatten(-2), means, variances, *overall, parameters, form)
+
+
+def overall_statistics(history: History) -> tuple[Tensor, Tensor]:
+    """The mean and the variance of a batch (..., D), averaged over the T that a history holds: batch norm's statistics."""
+    _, mean, variance = taken_together(history.weights, history.means, history.variances)
+    tau = history.tau.unsqueeze(-1)
+    return (tau * mean).sum(-2), (tau * variance).sum(-2)
 
 
 def slot_trust(squares: Tensor, dim: int) -> Tensor:
@@ -183,7 +254,7 @@ def mean_square(x: Tensor, weights: Tensor, means: Tensor, variances: Tensor, sl
     """E[z²] a channel over the points, in the median over the slots: about 1 under a history of such points."""
     means, variances = means.flatten(-3, -2), variances.flatten(-3, -2).clamp_min(eps)
     squares = squared_distances(x, means, variances)
-    log_weights, _ = inference_factors(weights, slot_weights, mode="ensemble")
+    log_weights, *_ = inference_factors(weights, slot_weights, "ensemble", "unit")
     joint = _log_densities(squares, variances).unflatten(-1, weights.shape[-2:]) + log_weights.unsqueeze(-3)
     of_slots = (torch.softmax(joint, dim=-1) * squares.unflatten(-1, weights.shape[-2:])).sum(-1)
     of_slots = of_slots.div(x.shape[-1]).clamp_max(25.0).flatten(0, -2).mean(0)  # no point counts for more than 25
@@ -201,8 +272,8 @@ def trusted(trust: Tensor, slot_weights: Tensor) -> Tensor:
     return torch.where(((1 - trust) * slot_weights > 0).any(-1, keepdim=True), total, 1.0)
 
 
-def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tuple[Tensor, Tensor]:
-    """The log-weights of the posterior and the factor behind it, both (..., T, K).
+def inference_factors(weights: Tensor, slot_weights: Tensor, mode: str, scale: str) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-weights of the posterior, what it is multiplied by, and a_k, all (..., T, K).
 
     - "ensemble": τ_t · ν^t_k / √λ^t_k, with a posterior ν^t of its own for each t.
     - "mixture":  π^t_k / √λ^t_k, with one posterior π over all T·K components.
@@ -212,9 +283,10 @@ def inference_factors(weights: Tensor, slot_weights: Tensor, *, mode: str) -> tu
     if mode == "ensemble":
         # An empty slot has no posterior; a uniform one, times τ = 0, keeps it out without a NaN.
         filled = weights.sum(-1, keepdim=True) > 0
-        return torch.where(filled, weights, 1.0).log(), tau * inverse_sqrt(weights)
+        return torch.where(filled, weights, 1.0).log(), tau.expand_as(weights), component_scale(weights, scale)
     joint = tau * weights
-    return joint.log(), torch.where(tau > 0, inverse_sqrt(joint if mode == "paper" else weights), 0.0)
+    found = component_scale(joint if mode == "paper" else weights, scale)
+    return joint.log(), torch.ones_like(weights), torch.where(tau > 0, found, 0.0)
 
 
 def can_be_kept(weights: Tensor, means: Tensor, variances: Tensor, dtype: torch.dtype) -> Tensor:
