@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import Form, History, Kernels, Mixture
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters
 from mixnorm.ops.triton import evaluation, fit, gradient, queue, statistics, tiles, transform
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -68,10 +68,8 @@ class TritonKernels(FastKernels):
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
         return Mixture(*statistics.moments(points, _planar(resp)))
 
-    def mix(
-        self, points: Tensor, resp: Tensor, mixture: Mixture, weight: Tensor | None, bias: Tensor | None, form: Form
-    ) -> Tensor:
-        return transform.mix(points, _planar(resp), _contiguous(mixture), _dense(weight), _dense(bias), *form)
+    def mix(self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
+        return transform.mix(points, _planar(resp), _contiguous(mixture), _dense(parameters), form)
 
     def mix_backward(
         self,
@@ -79,20 +77,19 @@ class TritonKernels(FastKernels):
         points: Tensor,
         resp: Tensor,
         mixture: Mixture,
-        weight: Tensor | None,
-        bias: Tensor | None,
+        parameters: Parameters,
         form: Form,
         over_ranks: Callable[[Tensor], None] | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor | None, ...]:
         grad = grad.resolve_neg()  # of an output that goes into a complex number and its conjugate
-        given = (grad, points, _planar(resp), _contiguous(mixture), _dense(weight), _dense(bias))
-        found, grad_weight, grad_bias = gradient.mix_backward(*given, *form, over_ranks)
-        if grad_weight.shape[0] == 1:
-            return found, grad_weight[0], grad_bias[0]
-        return found, grad_weight.sum(0), grad_bias.sum(0)
+        given = (grad, points, _planar(resp), _contiguous(mixture), _dense(parameters), form)
+        of_points, *found = gradient.mix_backward(*given, over_ranks)
+        if not form.component_affine:
+            found = [t.flatten(1) for t in found]
+        return of_points, *(t[0] if t.shape[0] == 1 else t.sum(0) for t in found)
 
-    def evaluate(self, points: Tensor, history: History, weight: Tensor | None, bias: Tensor | None, form: Form) -> Tensor:
-        return evaluation.inference(points, *history[:4], _dense(weight), _dense(bias), history.bounded, *form)
+    def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
+        return evaluation.inference(points, history, _dense(parameters), form)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> None:
         # load_state_dict(assign=True) takes queues as they lie in memory.
@@ -117,9 +114,9 @@ def _planar(resp: Tensor) -> Tensor:
     return resp.float().mT.contiguous().mT
 
 
-def _dense(parameter: Tensor | None) -> Tensor | None:
-    """γ or β as the kernels read it: one number after the other."""
-    return None if parameter is None else parameter.contiguous()
+def _dense(parameters: Parameters) -> Parameters:
+    """Parameters as the kernels read them: one number after the other."""
+    return Parameters(*(None if p is None else p.contiguous() for p in parameters))
 
 
 def _contiguous(mixture: Mixture) -> Mixture:

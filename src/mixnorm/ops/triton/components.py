@@ -1,19 +1,25 @@
 """A component of the transform as a line, a·(x - c) + b, with γ and β folded in; and the activations.
 
-=============  ===================  ========  =========================
-affine_mode    a                    c         b
-=============  ===================  ========  =========================
-"output"       γ / √(σ² + ε)        μ         β, inside the activation or, without one, once
-"statistics"   1 / √(γ·σ² + ε)      μ + β     0
-=============  ===================  ========  =========================
+=============  ==========================================  ========  ==================================================
+affine_mode    a                                           c         b
+=============  ==========================================  ========  ==================================================
+"output"       γ·(g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε))   μ_k       γ·b·(μ_k - μ)/√(σ² + ε), and β if it is inside
+"statistics"   1 / √(γ·σ²_k + ε)                           μ_k + β   0
+=============  ==========================================  ========  ==================================================
+
+β is inside where there is an activation, or one β for each component; otherwise it is added once. a_k = 1/√λ_k or 1 is
+inside where g or b is not the paper's, and is a factor of the whole component in the paper's form, where g = 1 and b = 0.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import triton
 import triton.language as tl
+
+from mixnorm.ops.kernels import Form, Parameters
 
 ACTIVATIONS = {None: 0, "relu": 1, "leaky_relu": 2, "silu": 3, "gelu": 4}
 _RELU, _LEAKY_RELU, _SILU, _GELU = (tl.constexpr(code) for code in (1, 2, 3, 4))
@@ -22,26 +28,88 @@ _SQRT_HALF = tl.constexpr(0.7071067811865476)
 _INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 
-def transform_options(has_weight: bool, has_bias: bool, activation: str | None, affine_mode: str) -> dict[str, Any]:
+@functools.cache
+def _options(form: Form, *given: bool) -> tuple[tuple[str, Any], ...]:
+    names = ("HAS_WEIGHT", "HAS_BIAS", "HAS_WITHIN", "HAS_BETWEEN")
+    return (
+        *zip(names, given, strict=True),
+        ("ACTIVATION", ACTIVATIONS[form.activation]),
+        ("IN_STATISTICS", form.affine_mode == "statistics"),
+        ("UNIT", form.scale == "unit"),
+        ("PER_COMPONENT", form.component_affine),
+    )
+
+
+def transform_options(parameters: Parameters, form: Form) -> tuple[tuple[str, Any], ...]:
     """What the kernels of the transform and of its gradient are compiled for."""
-    return {
-        "HAS_WEIGHT": has_weight,
-        "HAS_BIAS": has_bias,
-        "ACTIVATION": ACTIVATIONS[activation],
-        "IN_STATISTICS": affine_mode == "statistics",
-    }
+    weight, bias, within, between = parameters
+    return _options(form, weight is not None, bias is not None, within is not None, between is not None)
 
 
 @triton.jit
-def line(mean, variance, gamma, beta, eps, IN_STATISTICS: tl.constexpr):
-    """Slope a and centre c of a component, (D,) each."""
+def is_scale_inside(
+    ACTIVATION: tl.constexpr, HAS_WITHIN: tl.constexpr, HAS_BETWEEN: tl.constexpr, PER_COMPONENT: tl.constexpr
+):
+    """Whether a_k is a part of the line, and not a factor of the whole component."""
+    return HAS_WITHIN or HAS_BETWEEN or (PER_COMPONENT and ACTIVATION == 0)
+
+
+@triton.jit
+def component_scale(weight, UNIT: tl.constexpr):
+    """a_k, and 0 for a component that is not in use."""
+    if UNIT:
+        return tl.where(weight > 0, 1.0, 0.0)
+    else:
+        return inverse_sqrt(weight)
+
+
+@triton.jit
+def line(
+    mean,
+    variance,
+    scale,  # a_k where it is inside, else 1
+    gamma,
+    beta,
+    within,
+    between,
+    overall_mean,
+    overall_root,  # 1/√(σ² + ε)
+    eps,
+    HAS_WITHIN: tl.constexpr,
+    HAS_BETWEEN: tl.constexpr,
+    IN_STATISTICS: tl.constexpr,
+):
+    """Slope a, centre c and offset b of a component, without a β that is inside: (D,) each."""
+    offset = tl.zeros_like(mean)
     if IN_STATISTICS:
         slope = 1.0 / tl.sqrt(tl.maximum(gamma, 0.0) * variance + eps)
         centre = mean + beta
     else:
-        slope = gamma / tl.sqrt(variance + eps)
+        slope = scale / tl.sqrt(variance + eps)
+        if HAS_WITHIN:
+            slope = within * slope + (1.0 - within) * overall_root
+        if HAS_BETWEEN:
+            offset = gamma * between * (mean - overall_mean) * overall_root
+        slope = gamma * slope
         centre = mean
-    return slope, centre
+    return slope, centre, offset
+
+
+@triton.jit
+def taken_together(weights, means, variances, K: tl.constexpr):
+    """The mean and the variance of K components as one: ``reference.taken_together``."""
+    total = weights[0]
+    for k in tl.static_range(1, K):
+        total += weights[k]
+    mean = tl.zeros_like(means[0])
+    for k in tl.static_range(K):
+        mean += weights[k] / total * (means[k] - means[0])
+    mean += means[0]
+    variance = tl.zeros_like(mean)
+    for k in tl.static_range(K):
+        away = means[k] - mean
+        variance += weights[k] / total * (variances[k] + away * away)
+    return mean, variance
 
 
 @triton.jit
@@ -94,21 +162,52 @@ def load_lines(
     weights_ptr,
     means_ptr,
     variances_ptr,
-    gamma,
-    beta,
+    gamma_ptr,
+    beta_ptr,
+    within_ptr,
+    between_ptr,
     d,
     dim,
     eps,
     K: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_WITHIN: tl.constexpr,
+    HAS_BETWEEN: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PER_COMPONENT: tl.constexpr,
 ):
-    """1/√λ, and slope and centre (S, V), of every component."""
-    factor, slope, centre = (), (), ()
+    """What each component is multiplied by, its slope, centre and offset (S, V), and the β that is added once."""
+    INSIDE: tl.constexpr = is_scale_inside(ACTIVATION, HAS_WITHIN, HAS_BETWEEN, PER_COMPONENT)
+    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
+    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
+    within = load_parameter(within_ptr, d, dim, 1.0, HAS_WITHIN)
+    between = load_parameter(between_ptr, d, dim, 0.0, HAS_BETWEEN)
+    weights, means, variances = (), (), ()
     for k in tl.static_range(K):
-        mean = tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0)
-        variance = tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0)
-        a, c = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
-        factor = factor + (inverse_sqrt(tl.load(weights_ptr + k)),)
+        weights = weights + (tl.load(weights_ptr + k),)
+        means = means + (tl.load(means_ptr + k * dim + d, mask=d < dim, other=0.0),)
+        variances = variances + (tl.load(variances_ptr + k * dim + d, mask=d < dim, other=1.0),)
+    overall_mean, overall_root = beta, beta  # nobody looks at them
+    if HAS_WITHIN or HAS_BETWEEN:
+        overall_mean, overall_variance = taken_together(weights, means, variances, K)
+        overall_root = 1.0 / tl.sqrt(overall_variance + eps)
+    factor, slope, centre, offset = (), (), (), ()
+    for k in tl.static_range(K):
+        scale = component_scale(weights[k], UNIT)
+        if PER_COMPONENT:
+            gamma = load_parameter(gamma_ptr + k * dim, d, dim, 1.0, HAS_WEIGHT)
+            beta = load_parameter(beta_ptr + k * dim, d, dim, 0.0, HAS_BIAS)
+        a, c, o = line(
+            means[k], variances[k], scale if INSIDE else 1.0, gamma, beta, within, between, overall_mean, overall_root, eps,
+            HAS_WITHIN, HAS_BETWEEN, IN_STATISTICS,
+        )  # fmt: skip
+        if not IN_STATISTICS and (PER_COMPONENT or ACTIVATION != 0):
+            o += beta
+        factor = factor + (1.0 if INSIDE else scale,)
         slope = slope + (a,)
         centre = centre + (c,)
-    return factor, slope, centre
+        offset = offset + (o,)
+    return factor, slope, centre, offset, beta

@@ -11,14 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixnorm.ops.kernels import Mixture
+from mixnorm.ops.kernels import Form, Mixture, Parameters
 from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import (
     activation_slope,
-    inverse_sqrt,
-    line,
+    component_scale,
+    is_scale_inside,
     load_lines,
     load_parameter,
+    taken_together,
     transform_options,
 )
 from mixnorm.ops.triton.launch import PLANS, Plan, cdiv, launch, power_of_two
@@ -44,44 +45,43 @@ def mix_backward(
     points: Tensor,
     resp: Tensor,
     statistics: Mixture,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
+    parameters: Parameters,
+    form: Form,
     over_ranks: Callable[[Tensor], None] | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the points, γ and β (the last two (B, D)), where μ and σ² are the statistics of the points.
+) -> tuple[Tensor, ...]:
+    """The gradients of the points and the parameters, where μ and σ² are the statistics of the points.
 
+    Those of γ and β are (B, rows, D), of one row or one for each component, those of g and b (B, D).
     ``over_ranks`` changes ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k (B, 2, K, D) in place, where those are of more points yet.
     """
     components = resp.shape[2]
     grad_points = torch.empty_like(points)
+    options = transform_options(parameters, form)
     sums_plan, lines_plan, plan = _gradient_plans(
-        tiles.describe(points), grad.stride(), grad_points.stride(), components, weight is not None, bias is not None, eps,
-        activation, affine_mode,
-    )  # fmt: skip
+        tiles.describe(points), grad.stride(), grad_points.stride(), components, form.eps, options
+    )
     new: Any = {"dtype": torch.float32, "device": points.device}
     batch, dim = points.shape[0], points.shape[3]
     sums, lines = torch.empty(sums_plan.info["sums"], **new), torch.empty(batch, 2, components, dim, **new)
-    grad_weight, grad_bias = torch.empty(2, batch, dim, **new).unbind()
-    given = (*statistics, weight, bias)
+    rows = components if form.component_affine else 1
+    of_affine, of_gates = torch.empty(2, batch, rows, dim, **new), torch.empty(2, batch, dim, **new)
+    given = (*statistics, *parameters)
     launch(sums_plan, (points, grad, resp, *given), (sums,))
-    launch(lines_plan, given, (sums, lines, grad_weight, grad_bias))
+    launch(lines_plan, given, (sums, lines, of_affine, of_gates))
     if over_ranks is not None:
         over_ranks(lines)
     launch(plan, (points, grad, resp, *given), (lines, grad_points))
-    return grad_points, grad_weight, grad_bias
+    return grad_points, *of_affine.unbind(), *of_gates.unbind()
 
 
 @functools.lru_cache(maxsize=PLANS)
 def _gradient_plans(
-    points: tiles.Described, grad_strides: tuple[int, ...], out_strides: tuple[int, ...], components: int, has_weight: bool,
-    has_bias: bool, eps: float, activation: str | None, affine_mode: str,
+    points: tiles.Described, grad_strides: tuple[int, ...], out_strides: tuple[int, ...], components: int, eps: float,
+    options: tuple[Any, ...],
 ) -> tuple[Plan, Plan, Plan]:  # fmt: skip
     batch, outer, inner, dim = points.shape
     m = outer * inner
-    common = {**transform_options(has_weight, has_bias, activation, affine_mode), "K": components}
+    common = {**dict(options), "K": components}
     grad, out = points._replace(strides=grad_strides), points._replace(strides=out_strides)
 
     shape = tiles.tile(points, components, "gradient_sums")
@@ -115,8 +115,10 @@ def _gradient_sums(
     weights_ptr,  # λ (B, K)
     means_ptr,  # (B, K, D)
     variances_ptr,  # (B, K, D)
-    gamma_ptr,  # (D,)
-    beta_ptr,  # (D,)
+    gamma_ptr,  # (D,), or (K, D) if PER_COMPONENT
+    beta_ptr,  # as γ
+    within_ptr,  # g (D,)
+    between_ptr,  # b (D,)
     sums_ptr,  # (B, G, 2, K, D), written: P_k = Σ ν_k·act'·g and Q_k = Σ ν_k·act'·g·(x - c_k)
     m,
     inner,
@@ -132,8 +134,12 @@ def _gradient_sums(
     eps,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_WITHIN: tl.constexpr,
+    HAS_BETWEEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PER_COMPONENT: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -149,11 +155,11 @@ def _gradient_sums(
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
-    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-    _, slope, centre = load_lines(
-        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
-    )
+    _, slope, centre, offset, _ = load_lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
+        between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
+        PER_COMPONENT,
+    )  # fmt: skip
     first, second = (), ()
     for _ in tl.static_range(K):
         first = first + (no_sums(W, S, V, BY_ROWS),)
@@ -172,7 +178,7 @@ def _gradient_sums(
             if ACTIVATION != 0:
                 z = wide(slope[k]) * centred
                 if not IN_STATISTICS:
-                    z += wide(beta)
+                    z += wide(offset[k])
                 weighted *= activation_slope(z, ACTIVATION)
             new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
             new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
@@ -188,25 +194,32 @@ def _gradient_lines(
     weights_ptr,  # λ (B, K)
     means_ptr,  # (B, K, D)
     variances_ptr,  # (B, K, D)
-    gamma_ptr,  # (D,)
-    beta_ptr,  # (D,)
+    gamma_ptr,  # (D,), or (K, D) if PER_COMPONENT
+    beta_ptr,  # as γ
+    within_ptr,  # g (D,)
+    between_ptr,  # b (D,)
     sums_ptr,  # (B, G, 2, K, D)
     lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
-    grad_gamma_ptr,  # (B, D), written
-    grad_beta_ptr,  # (B, D), written
+    affine_ptr,  # (2, B, 1 or K, D), written: the gradients of γ and β
+    gates_ptr,  # (2, B, D), written: the gradients of g and b
     m,
     dim,
     programs,
     eps,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_WITHIN: tl.constexpr,
+    HAS_BETWEEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PER_COMPONENT: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """From P and Q to the gradients of μ, σ², γ and β; docs/mathematics.md derives them."""
+    """From P and Q to the gradients of μ, σ², γ, β, g and b; docs/mathematics.md derives them."""
+    INSIDE: tl.constexpr = is_scale_inside(ACTIVATION, HAS_WITHIN, HAS_BETWEEN, PER_COMPONENT)
     b = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums_ptr += b * programs * 2 * K * dim
@@ -225,36 +238,79 @@ def _gradient_lines(
         first, second = new_first, new_second
 
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
-    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-    grad_gamma = tl.zeros((COLUMNS,), tl.float32)
-    grad_beta = tl.zeros((COLUMNS,), tl.float32)
-    lines_ptr += b * 2 * K * dim
+    within = load_parameter(within_ptr, d, dim, 1.0, HAS_WITHIN)
+    between = load_parameter(between_ptr, d, dim, 0.0, HAS_BETWEEN)
+    weights, means, variances = (), (), ()
     for k in tl.static_range(K):
-        share = tl.load(weights_ptr + b * K + k)
-        factor = inverse_sqrt(share)
         row = (b * K + k) * dim + d
-        mean = tl.load(means_ptr + row, mask=d < dim, other=0.0)
-        variance = tl.load(variances_ptr + row, mask=d < dim, other=1.0)
-        slope, _ = line(mean, variance, gamma, beta, eps, IN_STATISTICS)
+        weights = weights + (tl.load(weights_ptr + b * K + k),)
+        means = means + (tl.load(means_ptr + row, mask=d < dim, other=0.0),)
+        variances = variances + (tl.load(variances_ptr + row, mask=d < dim, other=1.0),)
+    mean0, root0 = within, within  # nobody looks at them
+    if HAS_WITHIN or HAS_BETWEEN:
+        mean0, variance0 = taken_together(weights, means, variances, K)
+        root0 = 1.0 / tl.sqrt(variance0 + eps)
+    nothing = tl.zeros((COLUMNS,), tl.float32)
+    grad_gamma, grad_beta, grad_within, grad_between = nothing, nothing, nothing, nothing
+    grad_root0, grad_mean0 = nothing, nothing
+    of_means, of_variances = (), ()
+    batches = tl.num_programs(1).to(tl.int64)
+    for k in tl.static_range(K):
+        scale, variance = component_scale(weights[k], UNIT), variances[k]
+        factor = 1.0 if INSIDE else scale
+        if PER_COMPONENT:
+            gamma = load_parameter(gamma_ptr + k * dim, d, dim, 1.0, HAS_WEIGHT)
         p = tl.sum(first[k], axis=0)
         q = tl.sum(second[k], axis=0) * factor
-        grad_mean = -slope * p * factor
         if IN_STATISTICS:
+            slope = 1.0 / tl.sqrt(tl.maximum(gamma, 0.0) * variance + eps)
+            grad_mean = -slope * p * factor
             grad_scale = -0.5 * slope * slope * slope * q  # with respect to γ·σ² + ε
             grad_variance = grad_scale * tl.maximum(gamma, 0.0)
-            grad_gamma += tl.where(gamma >= 0, grad_scale * variance, 0.0)
-            grad_beta += grad_mean
+            of_gamma = tl.where(gamma >= 0, grad_scale * variance, 0.0)
+            of_beta = grad_mean
         else:
             inverse = 1.0 / tl.sqrt(variance + eps)
-            grad_variance = -0.5 * gamma * inverse * inverse * inverse * q
-            grad_gamma += inverse * q
-            # Without an activation β is added once, and Σ_k ν_k = 1.
-            grad_beta += p if ACTIVATION == 0 else p * factor
-        in_use = tl.where(share > 0, 1.0 / (share * m), 0.0)
+            own = inverse * scale if INSIDE else inverse
+            slope, of_beta = own, p * factor
+            if HAS_WITHIN:
+                slope = within * own + (1.0 - within) * root0
+                grad_within += gamma * (own - root0) * q
+                grad_root0 += gamma * (1.0 - within) * q
+            of_gamma = slope * q
+            grad_mean = -gamma * slope * p * factor
+            grad_variance = -0.5 * gamma * within * own * inverse * inverse * q
+            if HAS_BETWEEN:
+                away = means[k] - mean0
+                of_gamma += between * away * root0 * p
+                grad_between += gamma * away * root0 * p
+                grad_root0 += gamma * between * away * p
+                grad_mean += gamma * between * root0 * p
+                grad_mean0 -= gamma * between * root0 * p
+            if ACTIVATION == 0 and not PER_COMPONENT:
+                of_beta = p  # β is added once, and Σ_k ν_k = 1
+        of_means = of_means + (grad_mean,)
+        of_variances = of_variances + (grad_variance,)
+        grad_gamma += of_gamma
+        grad_beta += of_beta
+        if PER_COMPONENT:
+            tl.store(affine_ptr + (b * K + k) * dim + d, of_gamma, mask=d < dim)
+            tl.store(affine_ptr + ((batches + b) * K + k) * dim + d, of_beta, mask=d < dim)
+    if not PER_COMPONENT:
+        tl.store(affine_ptr + b * dim + d, grad_gamma, mask=d < dim)
+        tl.store(affine_ptr + (batches + b) * dim + d, grad_beta, mask=d < dim)
+    tl.store(gates_ptr + b * dim + d, grad_within, mask=d < dim)
+    tl.store(gates_ptr + (batches + b) * dim + d, grad_between, mask=d < dim)
+    lines_ptr += b * 2 * K * dim
+    grad_variance0 = -0.5 * root0 * root0 * root0 * grad_root0
+    for k in tl.static_range(K):
+        grad_mean, grad_variance = of_means[k], of_variances[k]
+        if HAS_WITHIN or HAS_BETWEEN:  # μ = Σ λ_j μ_j, σ² = Σ λ_j (σ²_j + (μ_j - μ)²)
+            grad_mean += weights[k] * (2.0 * (means[k] - mean0) * grad_variance0 + grad_mean0)
+            grad_variance += weights[k] * grad_variance0
+        in_use = tl.where(weights[k] > 0, 1.0 / (weights[k] * m), 0.0)
         tl.store(lines_ptr + k * dim + d, grad_mean * in_use, mask=d < dim)
         tl.store(lines_ptr + (K + k) * dim + d, 2.0 * grad_variance * in_use, mask=d < dim)
-    tl.store(grad_gamma_ptr + b * dim + d, grad_gamma, mask=d < dim)
-    tl.store(grad_beta_ptr + b * dim + d, grad_beta, mask=d < dim)
 
 
 @triton.jit
@@ -265,8 +321,10 @@ def _gradient(
     weights_ptr,  # λ (B, K)
     means_ptr,  # (B, K, D)
     variances_ptr,  # (B, K, D)
-    gamma_ptr,  # (D,)
-    beta_ptr,  # (D,)
+    gamma_ptr,  # (D,), or (K, D) if PER_COMPONENT
+    beta_ptr,  # as γ
+    within_ptr,  # g (D,)
+    between_ptr,  # b (D,)
     lines_ptr,  # (B, 2, K, D)
     out_ptr,  # (B, outer, inner, D), written
     m,
@@ -287,8 +345,12 @@ def _gradient(
     eps,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_WITHIN: tl.constexpr,
+    HAS_BETWEEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PER_COMPONENT: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -303,19 +365,19 @@ def _gradient(
     Y_PATH: tl.constexpr,
     Y_ALIGN: tl.constexpr,
 ):
-    """∂L/∂x = g·Σ_k ν_k/√λ_k·a_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
+    """∂L/∂x = g·Σ_k ν_k·factor_k·slope_k·act' + Σ_k ν_k·(∂L/∂μ_k + 2·∂L/∂σ²_k·(x - μ_k))/n_k."""
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
-    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-    factor, slope, centre = load_lines(
-        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
-    )
-    mean, offset, tilt = (), (), ()
+    factor, slope, centre, offset, _ = load_lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
+        between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
+        PER_COMPONENT,
+    )  # fmt: skip
+    mean, level, tilt = (), (), ()
     for k in tl.static_range(K):
         mean = mean + (tl.load(means_ptr + (b * K + k) * dim + d, mask=d < dim, other=0.0),)
-        offset = offset + (tl.load(lines_ptr + (b * 2 * K + k) * dim + d, mask=d < dim, other=0.0),)
+        level = level + (tl.load(lines_ptr + (b * 2 * K + k) * dim + d, mask=d < dim, other=0.0),)
         tilt = tilt + (tl.load(lines_ptr + (b * 2 * K + K + k) * dim + d, mask=d < dim, other=0.0),)
     for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
@@ -330,9 +392,9 @@ def _gradient(
             if ACTIVATION != 0:
                 z = wide(slope[k]) * (x - wide(centre[k]))
                 if not IN_STATISTICS:
-                    z += wide(beta)
+                    z += wide(offset[k])
                 direct *= activation_slope(z, ACTIVATION)
-            through = wide(offset[k]) + wide(tilt[k]) * (x - wide(mean[k]))
+            through = wide(level[k]) + wide(tilt[k]) * (x - wide(mean[k]))
             out += tall(resp) * (direct + through)
         y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
         store_tile(out_ptr + b * y_b, out, y_rows, exists, d, dim, y_d)

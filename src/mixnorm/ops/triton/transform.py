@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from mixnorm.ops.kernels import Mixture
+from mixnorm.ops.kernels import Form, Mixture, Parameters
 from mixnorm.ops.triton import tiles
-from mixnorm.ops.triton.components import activate, load_lines, load_parameter, transform_options
+from mixnorm.ops.triton.components import activate, load_lines, transform_options
 from mixnorm.ops.triton.launch import PLANS, Plan, launch
 from mixnorm.ops.triton.tiles import channels, load_tile, row_offsets, rows_of_tile, store_tile, tall, wide
 
 
-def mix(
-    points: Tensor,
-    resp: Tensor,
-    statistics: Mixture,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: str | None,
-    affine_mode: str,
-) -> Tensor:
-    """Σ_k ν_k/√λ_k · act(x̂_k) with γ and β (D,); ``resp`` (B, m, K) lies in memory as (B, K, m)."""
+def mix(points: Tensor, resp: Tensor, statistics: Mixture, parameters: Parameters, form: Form) -> Tensor:
+    """Σ_k ν_k · a_k · act(x̂_k) with γ and β; ``resp`` (B, m, K) lies in memory as (B, K, m)."""
     y = torch.empty_like(points)
-    plan = _mix_plan(
-        tiles.describe(points), y.stride(), resp.shape[2], weight is not None, bias is not None, eps, activation, affine_mode
-    )
-    launch(plan, (points, resp, *statistics, weight, bias), (y,))
+    options = transform_options(parameters, form)
+    plan = _mix_plan(tiles.describe(points), y.stride(), resp.shape[2], form.eps, options)
+    launch(plan, (points, resp, *statistics, *parameters), (y,))
     return y
 
 
 @functools.lru_cache(maxsize=PLANS)
 def _mix_plan(
-    points: tiles.Described, y_strides: tuple[int, ...], components: int, has_weight: bool, has_bias: bool, eps: float,
-    activation: str | None, affine_mode: str,
-) -> Plan:  # fmt: skip
+    points: tiles.Described, y_strides: tuple[int, ...], components: int, eps: float, options: tuple[Any, ...]
+) -> Plan:
     batch, outer, inner, dim = points.shape
     shape = tiles.tile(points, components, "transform")
     x, y = tiles.walk(points, shape), tiles.walk(points._replace(strides=y_strides), shape)
     constants = {
-        **transform_options(has_weight, has_bias, activation, affine_mode), **shape._asdict(), "K": components,
-        "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path, "Y_ALIGN": y.align,
+        **dict(options), **shape._asdict(), "K": components, "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path,
+        "Y_ALIGN": y.align,
     }  # fmt: skip
     numbers = (outer * inner, inner, dim // x.align, *x[:4], *y[:4], eps)
     return Plan(_mix, (tiles.programs(points, shape, "transform"), batch), numbers, constants)
@@ -58,8 +48,10 @@ def _mix(
     weights_ptr,  # λ (B, K)
     means_ptr,  # (B, K, D)
     variances_ptr,  # (B, K, D)
-    gamma_ptr,  # (D,)
-    beta_ptr,  # (D,)
+    gamma_ptr,  # (D,), or (K, D) if PER_COMPONENT
+    beta_ptr,  # as γ
+    within_ptr,  # g (D,)
+    between_ptr,  # b (D,)
     y_ptr,  # (B, outer, inner, D), written
     m,
     inner,
@@ -75,8 +67,12 @@ def _mix(
     eps,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_WITHIN: tl.constexpr,
+    HAS_BETWEEN: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
+    UNIT: tl.constexpr,
+    PER_COMPONENT: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -92,11 +88,11 @@ def _mix(
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
-    beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
-    factor, slope, centre = load_lines(
-        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma, beta, d, dim, eps, K, IN_STATISTICS
-    )
+    factor, slope, centre, offset, beta = load_lines(
+        weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
+        between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
+        PER_COMPONENT,
+    )  # fmt: skip
     for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
@@ -105,14 +101,14 @@ def _mix(
         for k in tl.static_range(K):
             mixing = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0) * factor[k]
             z = x - wide(centre[k])
-            if ACTIVATION == 0:
+            if ACTIVATION == 0 and not HAS_BETWEEN and not PER_COMPONENT:
                 y += tall(mixing) * wide(slope[k]) * z
             else:
                 z = wide(slope[k]) * z
                 if not IN_STATISTICS:
-                    z += wide(beta)
+                    z += wide(offset[k])
                 y += tall(mixing) * activate(z, ACTIVATION)
-        if ACTIVATION == 0 and not IN_STATISTICS:
+        if ACTIVATION == 0 and not IN_STATISTICS and not PER_COMPONENT:
             y += wide(beta)
         y_rows = row_offsets(tile, points, inner, y_o, y_i, Y_PATH, Y_ALIGN, W, R)
         store_tile(y_ptr + b * y_b, y, y_rows, exists, d, dim, y_d)
