@@ -224,7 +224,11 @@ class RunConfig:
     name: str
     model: str = field(
         metadata=setting(
-            Option("--model", "cifar-cnn, densenet-40-12, inception-v3, digits-cnn or my_module:build."), label="model"
+            Option(
+                "--model",
+                "cifar-cnn, resnet-18, wide-resnet-16-4, densenet-40-12, inception-v3, digits-cnn or my_module:build.",
+            ),
+            label="model",
         )
     )
     data: str = field(

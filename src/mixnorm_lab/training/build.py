@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mixnorm_lab.config.run_config import Mixture, RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident
 from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.data.sources import Loaders, Source, told
+from mixnorm_lab.training.mixtures import mixture_norms
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
 
@@ -106,6 +108,7 @@ def make_model(
         model = models.build(config.model, num_classes)
     if config.mixture is not None:
         model = convert(model, norms(config.model, config.mixture), **config.mixture.options)
+        _activate_where_a_relu_follows(model, config.model)
     if config.norm_momentum is not None:
         for norm in model.modules():
             if isinstance(norm, (_BatchNorm, MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)):
@@ -122,6 +125,14 @@ def norms(model: str, mixture: Mixture) -> list[str]:
         except ValueError:
             found.append(layer)
     return found
+
+
+def _activate_where_a_relu_follows(model: nn.Module, name: str) -> None:
+    """Takes the activation out of mixture norms whose output a known model adds to something before its ReLU."""
+    sums = [] if is_own(name) else models.without_relu(name)
+    for place, norm in mixture_norms(model).items():
+        if any(fnmatchcase(place, glob) for glob in sums):
+            norm.activation = None
 
 
 def own(name: str) -> Callable[..., Any]:

@@ -53,6 +53,19 @@ def own(model, data="digits", mixture=False):
     return with_norm(dataclasses.replace(OWN, model=model, data=data, batch_size=4), "own", 0, mixture=mixture)
 
 
+@pytest.mark.parametrize(("layers", "count"), [("*", 20), ("stage2", 5), ("relu", 9), ("sum", 11)])
+def test_an_activation_is_moved_into_norms_that_a_relu_follows(layers, count):
+    """In a residual block the second norm's output is added first, so that a ReLU inside would change the model."""
+    mixture = Mixture((layers,), {"num_components": 2, "activation": "relu"})
+    config = dataclasses.replace(defaults("cifar10", "cifar-cnn"), model="resnet-18", mixture=mixture)
+    with torch.device("meta"):
+        model = build.make_model(config, 10, (3, 32, 32))
+    norms = {name: m.activation for name, m in model.named_modules() if isinstance(m, MixtureNorm2d)}
+    assert len(norms) == count
+    for name, activation in norms.items():
+        assert activation == ("relu" if name == "stem.norm" or "conv1" in name else None), name
+
+
 # --- the paper's models -------------------------------------------------------------------------------------------------
 
 
