@@ -15,8 +15,10 @@ from typing import Any, Literal
 from mixnorm_lab.config import fields
 from mixnorm_lab.config.fields import Option, setting
 
-OPTIMIZERS = ("rmsprop", "nesterov", "adam")
-SCHEDULES = ("exponential", "step", "constant")
+OPTIMIZERS = ("rmsprop", "nesterov", "adam", "sgd", "adamw")
+PER_STEP = ("one-cycle", "cosine")  # schedules whose rate changes with every step
+SCHEDULES = ("exponential", "step", "constant", *PER_STEP)
+DECAYED = ("all", "weights")
 PRECISIONS = ("fp32", "bf16")
 # What the distance of each kind of features is called. FID is the name for those of the 2015 Inception alone.
 FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
@@ -28,27 +30,44 @@ class Optimizer:
     """An optimizer and its constants.
 
     Args:
-        name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov" or "adam".
+        name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov", "adam", "sgd" (with momentum, but
+            not Nesterov's) or "adamw" (whose weight decay is not part of the gradient).
         smoothing: RMSprop's α, which the paper calls its momentum.
-        momentum: Nesterov's.
+        momentum: Nesterov's and that of "sgd".
         betas: Adam's.
+        decayed: what the weight decay is of: "all", or "weights", which leaves norms and biases out.
     """
 
     name: str = field(
         metadata=setting(
-            Option("--optimizer", "rmsprop, nesterov or adam.", choices=OPTIMIZERS),
+            Option("--optimizer", "rmsprop, nesterov, adam, sgd or adamw.", choices=OPTIMIZERS),
             label="optimizer",
             text=lambda optimizer: optimizer.name + optimizer.constants,
         )
     )
     lr: float = field(metadata=setting(Option("--lr", "The initial learning rate."), label="learning rate"))
-    weight_decay: float = field(default=0.0, metadata=setting(Option("--weight-decay"), label="weight decay"))
+    weight_decay: float = field(
+        default=0.0,
+        metadata=setting(
+            Option("--weight-decay"),
+            label="weight decay",
+            text=lambda o: f"{o.weight_decay:g}" + (", without norms and biases" if o.decayed == "weights" else ""),
+        ),
+    )
     smoothing: float = 0.9
     momentum: float = 0.9
     betas: tuple[float, float] = field(default=BETAS, metadata=setting(later=True))
+    decayed: str = field(
+        default="all",
+        metadata=setting(
+            Option("--decayed", "all, or weights: the weight decay leaves norms and biases out.", choices=DECAYED),
+            later=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.name, OPTIMIZERS)
+        _one_of("choice of decayed parameters", self.decayed, DECAYED)
         object.__setattr__(self, "betas", tuple(self.betas))
         _check(math.isfinite(self.lr) and self.lr > 0, "the learning rate", self.lr, "a number above 0")
         _check(
@@ -66,22 +85,44 @@ class Optimizer:
             "rmsprop": f", smoothing {self.smoothing:g}",
             "nesterov": f", momentum {self.momentum:g}",
             "adam": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
+            "sgd": f", momentum {self.momentum:g}",
+            "adamw": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
         }[self.name]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate falls over the epochs.
+    """How the learning rate changes over the training.
 
     Args:
         name: "exponential": times ``factor`` after every ``every`` epochs; "step": times ``factor`` at each of the shares
-            of the training in ``at`` (0.5 is half of the epochs); "constant".
+            of the training in ``at`` (0.5 is half of the epochs); "constant"; and step by step "one-cycle": in a line from 0
+            up and in a line down to 0; "cosine": down to 0 as half a period of a cosine.
+        warmup: the share of the steps in which "one-cycle" and "cosine" rise from 0. None is 0.3 and 0 of them.
     """
 
-    name: str = field(metadata=setting(label="schedule", text=lambda schedule: schedule.text))
+    name: str = field(
+        metadata=setting(
+            Option("--schedule", "one-cycle, cosine or constant.", choices=(*PER_STEP, "constant")),
+            label="schedule",
+            text=lambda schedule: schedule.text,
+        )
+    )
     factor: float = 0.93
     every: int = 2
     at: tuple[float, ...] = ()
+    warmup: float | None = field(
+        default=None,
+        metadata=setting(
+            Option(
+                "--warmup",
+                "The share of the steps in which a one-cycle or cosine schedule rises from 0.",
+                minimum=0,
+                maximum=0.99,
+            ),
+            later=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.name, SCHEDULES)
@@ -89,24 +130,50 @@ class Schedule:
         _check(math.isfinite(self.factor) and self.factor > 0, "the schedule's factor", self.factor, "a number above 0")
         _check(self.every >= 1, "the schedule's every", self.every, "at least 1 epoch")
         _check(all(0 <= share <= 1 for share in self.at), "the schedule's at", self.at, "shares of the training from 0 to 1")
+        _check(self.warmup is None or 0 <= self.warmup < 1, "the schedule's warmup", self.warmup, "from 0 up to but not 1")
+
+    @property
+    def rise(self) -> float:
+        """The share of the steps in which the rate rises."""
+        return self.warmup if self.warmup is not None else 0.3 if self.name == "one-cycle" else 0.0
 
     @property
     def text(self) -> str:
-        """How the learning rate falls, in the words of a report."""
+        """How the learning rate changes, in the words of a report."""
+        up = f"up in {100 * self.rise:g}% of the steps, " if self.rise else ""
         return {
             "constant": "constant",
             "exponential": f"× {self.factor:g} every {f'{self.every} epochs' if self.every > 1 else 'epoch'}",
             "step": f"× {self.factor:g} at {', '.join(f'{100 * share:g}%' for share in self.at)} of the training",
+            "one-cycle": f"one cycle: {up}then in a line down to 0",
+            "cosine": f"cosine: {up}then down to 0",
         }[self.name]
 
     def rate(self, lr: float, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, which counts from 0, of a training of ``epochs``."""
+        """The learning rate of an epoch, which counts from 0, of a training of ``epochs``; where it changes with every step,
+        that in the middle of the epoch."""
+        if self.name in PER_STEP:
+            return lr * self._share((epoch + 0.5) / epochs)
         if self.name == "exponential":
             return lr * self.factor ** (epoch // self.every)
         if self.name == "step":
             passed = sum(epoch >= share * epochs - 1e-9 for share in self.at)  # 0.7 · 10 is a little more than 7
             return lr * self.factor**passed
         return lr
+
+    def rates(self, lr: float, epoch: int, epochs: int, steps: int) -> list[float]:
+        """The learning rate of each of the ``steps`` of an epoch, which counts from 0. That of a step is the one in its
+        middle, so that none is 0."""
+        if self.name not in PER_STEP:
+            return [self.rate(lr, epoch, epochs)] * steps
+        return [lr * self._share((epoch * steps + step + 0.5) / (epochs * steps)) for step in range(steps)]
+
+    def _share(self, done: float) -> float:
+        """The part of the largest rate where a share of the training is done, from 0 to 1."""
+        if done < self.rise:
+            return done / self.rise
+        left = (1 - done) / (1 - self.rise)
+        return left if self.name == "one-cycle" else (1 - math.cos(math.pi * left)) / 2
 
 
 @dataclass(frozen=True)
@@ -218,6 +285,7 @@ class RunConfig:
         norm_momentum: of the statistics of every norm, batch norm and mixture norm alike; None leaves them their own.
         average: what is evaluated has the weights of the last updates, averaged with this decay as the running statistics
             are; 0 is the last weights alone.
+        label_smoothing: the share of a label that the training spreads over all classes; evaluations do not.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
@@ -333,6 +401,16 @@ class RunConfig:
             row_before="channels_last",
         ),
     )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=setting(
+            Option("--label-smoothing", "Spread this share of a label over all classes.", minimum=0, maximum=0.99),
+            label="label smoothing",
+            text=lambda run: f"{run.label_smoothing:g}" if run.label_smoothing else "",
+            later=True,
+            row_before="precision",
+        ),
+    )
 
     def __post_init__(self) -> None:
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
@@ -344,6 +422,9 @@ class RunConfig:
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
         _check(0 <= self.average < 1, "the decay of the averaged weights", self.average, "from 0 up to but not 1")
+        _check(0 <= self.label_smoothing < 1, "the label smoothing", self.label_smoothing, "from 0 up to but not 1")
+        if self.label_smoothing and self.gan is not None:
+            raise ValueError(f"{self.name} trains a generator, which has no labels: leave --label-smoothing out")
         if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
 

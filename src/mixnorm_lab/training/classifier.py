@@ -33,12 +33,14 @@ class ClassifierStep(Step):
         bf16: bool,
         team: Team = ALONE,
         torch_compile: bool = False,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16, team=team)
         if torch_compile and team.size > 1:
             raise ValueError("several processes that train together are not compiled: leave --compile out")
         self.model = model
         self.optimizer = optimizer
+        self.label_smoothing = label_smoothing
         if torch_compile:
             self._torch_compiled = torch.compile(model)
 
@@ -47,7 +49,7 @@ class ClassifierStep(Step):
         with self.autocast:
             logits = self._forward(images)
         logits = logits.float()
-        loss = F.cross_entropy(logits, labels)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         loss.backward()
         numbers = loss.detach(), (logits.argmax(1) != labels).float().mean()
         gradients = (parameter.grad for parameter in self.model.parameters())
@@ -77,7 +79,14 @@ class ClassifierLoop(TrainingLoop):
     ) -> None:
         super().__init__(config, {"model": model}, "model", source, device, team)
         self.step = ClassifierStep(
-            model, self.optimizers["model"], source, device=device, bf16=self.bf16, team=team, torch_compile=config.compile
+            model,
+            self.optimizers["model"],
+            source,
+            device=device,
+            bf16=self.bf16,
+            team=team,
+            torch_compile=config.compile,
+            label_smoothing=config.label_smoothing,
         )
 
     def numbers(self, means: tuple[float, float]) -> dict[str, Any]:

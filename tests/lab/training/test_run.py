@@ -1,9 +1,11 @@
 """The trainer: it learns, records what it did, and says where a loss that is not finite comes from."""
 
+import copy
 import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from run_helpers import DIGITS, Interrupt, build, config, lines, numbers, run, same, weights
 from torch import nn
 
@@ -265,3 +267,36 @@ def test_it_runs_in_a_thread(tmp_path):
     thread.start()
     thread.join()
     assert results[0][0].finished
+
+
+def test_every_step_of_a_run_has_its_own_rate_and_labels_are_smoothed(tmp_path):
+    """A run of the trainer beside the same steps written out."""
+    settings = {
+        "mixture": None,
+        "epochs": 3,
+        "batch_size": 128,
+        "label_smoothing": 0.2,
+        "schedule": run_config.Schedule("one-cycle"),
+    }
+    settings["optimizer"] = run_config.Optimizer("sgd", 0.5, momentum=0.0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    nn.init.zeros_(model[1].weight)
+    by_hand = copy.deepcopy(model).double()
+    source = Resident(DIGITS, 128, device="cpu", augment=False)
+    record, _ = run(config(**settings), tmp_path, model=model, source=source)
+    losses = []
+    for epoch in range(3):
+        source.start_epoch(0, epoch)
+        for step in range(2):
+            done = (2 * epoch + step + 0.5) / 6
+            images, labels = source.batch(torch.tensor(step))
+            logs = by_hand(images.double()).log_softmax(1)
+            wanted = 0.8 * F.one_hot(labels, 10) + 0.2 / 10
+            loss = -(wanted * logs).sum(1).mean()
+            losses.append(loss.item())
+            gradients = torch.autograd.grad(loss, [*by_hand.parameters()])
+            for parameter, gradient in zip(by_hand.parameters(), gradients, strict=True):
+                parameter.data -= 0.5 * min(done / 0.3, (1 - done) / 0.7) * gradient
+    assert [row["train_loss"] for row in record.epochs] == pytest.approx([sum(losses[i : i + 2]) / 2 for i in (0, 2, 4)])
+    for ours, right in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(ours, right.float())
