@@ -18,6 +18,7 @@ from mixnorm_lab.cli.options import (
     Features,
     Given,
     Jobs,
+    Recipe,
     Seeds,
     as_given,
     helped,
@@ -44,6 +45,7 @@ def compare(
             help="digits (the default), cifar10, cifar100, a folder, or my_module:loaders; with gan, grid, ring or cifar10.",
         ),
     ] = None,
+    recipe: Recipe = None,
     chosen: Annotated[Given, DECIDED],
     seeds: Seeds = 5,
     shared: Annotated[Given, SHARED],
@@ -74,7 +76,8 @@ def compare(
         choice("--task", task, ("classify", "gan"))
         given = chosen | shared
         if task == "gan":
-            refuse("--task gan", [name for name in given if not OPTIONS[name].generators])
+            unknown = [name for name in given if not OPTIONS[name].generators]
+            refuse("--task gan", [*unknown, *(["recipe"] if recipe else [])])
             if generators.is_plane(data or "grid"):
                 elsewhere = {"features": features, "address": address, "jobs": jobs > 1, "engine": engine != "local"}
                 elsewhere["device"] = device not in ("auto", "cpu")
@@ -89,7 +92,7 @@ def compare(
             else:
                 if features is not None:
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
-                preset, folder = preset_of(data or "digits", given, where.device)
+                preset, folder = preset_of(data or "digits", given, where.device, recipe)
                 configs = presets.pair(preset, seeds)
                 name = "-".join(part.replace(":", ".") for part in (preset.data, preset.model))
                 root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
@@ -119,6 +122,7 @@ def train(
         str | None, typer.Argument(help="An experiment of the paper; without it, the options say what to train.")
     ] = None,
     data: Data = "digits",
+    recipe: Recipe = None,
     chosen: Annotated[Given, helped(DECIDED, layers="The batch norms to replace; by default, none.")],
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     shared: Annotated[Given, SHARED],
@@ -141,14 +145,15 @@ def train(
             found = catalog.get(name).config
             if found.gan is not None:
                 raise ValueError(f"{name} trains a generator: mixnorm reproduce {name} --features RUN does that")
-            refuse(name, [one for one in chosen if one != "epochs"], ", or the name and say it all")
+            decided = [one for one in chosen if one != "epochs"]
+            refuse(name, [*decided, *(["recipe"] if recipe else [])], ", or the name and say it all")
             config = replace(as_given(found, given, where.device), seed=seed)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             layers = bool(given.get("layers"))
             if not layers and given.keys() & {"components", "em_iters", "option"}:
                 raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
-            preset, folder = preset_of(data, given, where.device)
+            preset, folder = preset_of(data, given, where.device, recipe)
             kind = "mixture-norm" if layers else "batch-norm"
             config = presets.with_norm(preset, f"{preset.model}/{preset.data}/{kind}", seed, mixture=layers)
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)

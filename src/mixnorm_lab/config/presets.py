@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from mixnorm_lab import data, models
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.recipes import with_recipe
 from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule, is_own
 
+MIXTURE = {"num_components": 3, "em_iters": 2, "activation": "relu"}
 DIGITS = RunConfig(
     name="mixture-norm",
     model="digits-cnn",
@@ -19,7 +21,7 @@ DIGITS = RunConfig(
     batch_size=64,
     optimizer=Optimizer("rmsprop", lr=0.003, weight_decay=2e-5),
     schedule=Schedule("exponential", factor=0.93, every=1),
-    mixture=Mixture(("conv2",), {"num_components": 3, "em_iters": 2, "activation": "relu"}),
+    mixture=Mixture(("conv2",), MIXTURE),
 )
 OWN = RunConfig(  # a model or data of the user's, and all of its norms
     name="mixture-norm",
@@ -31,6 +33,7 @@ OWN = RunConfig(  # a model or data of the user's, and all of its norms
     schedule=Schedule("step", factor=0.1, at=(0.5, 0.75)),
     mixture=Mixture(("*",), {"num_components": 3, "em_iters": 2}),
 )
+RESIDUAL = with_recipe(replace(DIGITS, mixture=Mixture(("*",), MIXTURE)), "one-cycle")  # all of their norms
 # Models of the paper are compared as there: with the settings of this experiment, on any data.
 PAPER = {
     "cifar-cnn": "cifar-cnn/cifar10/mn-2",
@@ -50,6 +53,8 @@ def defaults(data_name: str, model: str | None) -> RunConfig:
     if model is None:
         model = "digits-cnn" if data_name == "digits" else "cifar-cnn"
     models.input_shape(model)  # says which names there are
+    if model.startswith(("resnet", "wide-resnet")):
+        return replace(RESIDUAL, model=model, data=data_name)
     experiment = next((name for start, name in PAPER.items() if model.startswith(start)), None)
     if experiment is None:
         return DIGITS

@@ -45,7 +45,11 @@ class Optimizer:
             text=lambda optimizer: optimizer.name + optimizer.constants,
         )
     )
-    lr: float = field(metadata=setting(Option("--lr", "The initial learning rate."), label="learning rate"))
+    lr: float = field(
+        metadata=setting(
+            Option("--lr", "The initial learning rate, or the largest one of one-cycle and cosine."), label="learning rate"
+        )
+    )
     weight_decay: float = field(
         default=0.0,
         metadata=setting(
