@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mixnorm_lab.config import fields
+from mixnorm_lab.config import fields, norm_names
 from mixnorm_lab.config.fields import Option, setting
 
 OPTIMIZERS = ("rmsprop", "nesterov", "adam", "sgd", "adamw")
@@ -23,6 +23,7 @@ PRECISIONS = ("fp32", "bf16")
 # What the distance of each kind of features is called. FID is the name for those of the 2015 Inception alone.
 FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
 BETAS = (0.9, 0.999)
+ALL_LAYERS = ("*",)
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,10 @@ class RunConfig:
 
     Args:
         name: what the run is called in records and reports; all else decides what it computes.
-        mixture: None is batch norm everywhere.
+        mixture: None is no mixture norm.
+        norm: the name of a norm in place of batch norm, such as "ghost-32" (``config.norm_names``); None is batch norm, or
+            mixture norm where ``mixture`` says.
+        norm_layers: the batch norms that it replaces, as in :class:`Mixture`.
         augment: crops and flips; None is what suits the data.
         recalibrate: batches that all statistics are refilled from before each evaluation, which is then done both ways.
         validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
@@ -325,7 +329,7 @@ class RunConfig:
         default=None,
         metadata=setting(
             label="norm",
-            text=lambda run: "batch norm" if run.mixture is None else "mixture norm",
+            text=lambda run: run.norm_text,
             option_before="epochs",
             row_before="norm_momentum",
         ),
@@ -416,7 +420,23 @@ class RunConfig:
         ),
     )
 
+    norm: str | None = field(default=None, metadata=setting(later=True))
+    norm_layers: tuple[str, ...] = field(
+        default=ALL_LAYERS,
+        metadata=setting(
+            label="replaced",
+            text=lambda run: "" if run.norm_layers == ALL_LAYERS else ", ".join(run.norm_layers),
+            later=True,
+        ),
+    )
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "norm_layers", tuple(self.norm_layers))
+        if self.norm is not None:
+            norm_names.parse(self.norm)
+            if self.mixture is not None or self.gan is not None:
+                other = "mixture norms" if self.gan is None else "a generator"
+                raise ValueError(f"{self.name} has {other}, where {self.norm} has no place: leave one of the two out")
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
         _check(self.batch_size >= 1, "the batch size", self.batch_size, "at least 1")
         _check(self.seed >= 0, "the seed", self.seed, "0 or more")
@@ -431,6 +451,13 @@ class RunConfig:
             raise ValueError(f"{self.name} trains a generator, which has no labels: leave --label-smoothing out")
         if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
+
+    @property
+    def norm_text(self) -> str:
+        """Which norm it has, in the words of a report."""
+        if self.norm is not None:
+            return norm_names.parse(self.norm).text
+        return "batch norm" if self.mixture is None else "mixture norm"
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(fields.to_dict(self)))

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import recalibrate
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.sources import Source
 from mixnorm_lab.training.loop import TrainingLoop, load_statistics
+from mixnorm_lab.training.mixtures import mixture_norms
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.step import Step, autocast
 from mixnorm_lab.training.team import ALONE, Team
@@ -110,10 +112,17 @@ class ClassifierLoop(TrainingLoop):
             raise NotFinite("the images to test on are not finite: remove what is infinite or not a number from the data")
         if not self.config.recalibrate:
             return test.tolist(), [None, None]
+        if not has_statistics(model):  # nothing to refill, so that it is evaluated in one way
+            return test.tolist(), test.tolist()
         with autocast(self.device, self.bf16):
             recalibrate(model, self.source.train_batches(self.config.recalibrate, seed=self.config.seed + self.epoch))
         fresh = evaluate(model, self.source.test_batches(batch), **where)
         return test.tolist(), fresh.tolist()
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether a model has norms whose statistics can be refilled."""
+    return bool(mixture_norms(model)) or any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 @torch.no_grad()

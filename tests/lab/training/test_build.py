@@ -14,8 +14,10 @@ from mixnorm_lab.config.presets import DIGITS, OWN, defaults, with_norm
 from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.sources import Loaders
+from mixnorm_lab.norms import GhostBatchNorm
 from mixnorm_lab.training import build
 from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.team import Team
 
 CPU = torch.device("cpu")
 MODULE = """
@@ -106,8 +108,8 @@ def test_both_norms_begin_with_the_same_weights_and_another_seed_with_others():
 
 
 def test_layers_are_the_papers_names_or_globs_of_modules():
-    assert build.norms("inception-v3", Mixture(("inc2/0", "red*"))) == [*models.last_norms("inception-v3", "inc2/0"), "red*"]
-    assert build.norms("my_module:build", Mixture(("conv3",))) == ["conv3"]
+    assert build.modules_of("inception-v3", ("inc2/0", "red*")) == [*models.last_norms("inception-v3", "inc2/0"), "red*"]
+    assert build.modules_of("my_module:build", ("conv3",)) == ["conv3"]
 
 
 def test_a_model_for_other_images_is_refused_before_it_is_built():
@@ -234,3 +236,27 @@ def test_memory_that_is_full_says_what_to_do():
     config = with_norm(DIGITS, "run", 0, mixture=False)
     with pytest.raises(ValueError, match="use a smaller batch, or run fewer --jobs"), build.explained(config):
         raise torch.OutOfMemoryError
+
+
+# --- norms to compare with ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "replaced"), [(("*",), 3), (("conv1", "conv3"), 2)])
+def test_a_norm_replaces_batch_norms(layers, replaced):
+    config = dataclasses.replace(DIGITS, mixture=None, norm="ghost-16", norm_layers=layers, norm_momentum=0.3)
+    torch.manual_seed(0)
+    model = build.make_model(config, 10, (1, 8, 8))
+    found = [norm for norm in model.modules() if isinstance(norm, GhostBatchNorm)]
+    assert [(norm.size, norm.momentum) for norm in found] == [(16, 0.3)] * replaced
+    torch.manual_seed(0)
+    plain = build.make_model(dataclasses.replace(config, norm=None), 10, (1, 8, 8))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_norm_has_no_place_beside_mixture_norms_nor_in_several_processes():
+    with pytest.raises(ValueError, match="mixture norms, where layer has no place: leave one of the two out"):
+        dataclasses.replace(DIGITS, norm="layer")
+    alone = dataclasses.replace(DIGITS, mixture=None, norm="layer")
+    build.check_shared(alone, Team())
+    with pytest.raises(ValueError, match="layer takes its statistics in one process: leave torchrun out"):
+        build.check_shared(alone, Team(size=2))

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from run_helpers import DIGITS, Interrupt, build, config, lines, numbers, run, same, weights
 from torch import nn
 
-from mixnorm_lab.config import run_config
+from mixnorm_lab import norms
+from mixnorm_lab.config import norm_names, run_config
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Loaders
 from mixnorm_lab.storage import records
@@ -300,3 +301,23 @@ def test_every_step_of_a_run_has_its_own_rate_and_labels_are_smoothed(tmp_path):
     assert [row["train_loss"] for row in record.epochs] == pytest.approx([sum(losses[i : i + 2]) / 2 for i in (0, 2, 4)])
     for ours, right in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(ours, right.float())
+
+
+@pytest.mark.parametrize("name", norm_names.EXAMPLES)
+def test_a_run_with_a_norm_of_another_kind_resumes_to_the_same_bit(name, tmp_path):
+    def start():
+        plain = build(config(mixture=None))
+        return norms.replace_norms(plain, name)
+
+    settings = config(mixture=None, norm=name, recalibrate=2, epochs=2, optimizer=run_config.Optimizer("nesterov", 0.02))
+    whole, model = run(settings, tmp_path / "whole", model=start())
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "cut", model=start(), progress=Interrupt(6))
+    record, resumed = run(settings, tmp_path / "cut", model=start())
+    assert numbers(record) == numbers(whole)
+    assert same(weights(model), weights(resumed))
+    last = record.epochs[-1]
+    if name in ("group-32", "layer", "instance"):
+        assert last["recalibrated_loss"] == last["test_loss"]
+    else:
+        assert last["recalibrated_loss"] != last["test_loss"]
