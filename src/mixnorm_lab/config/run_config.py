@@ -227,7 +227,7 @@ class Mixture:
                 "--option -o",
                 "Any other option of MixtureNorm2d, such as inference=mixture.",
                 kind=list[str],
-                read=lambda texts: dict(map(_assignment, texts)),
+                read=lambda texts: dict(map(assignment, texts)),
             ),
         ),
     )
@@ -512,11 +512,11 @@ def _text(value: Any) -> str:
     return "none" if value is None or value == {} else json.dumps(value).strip('"')
 
 
-def _assignment(text: str) -> tuple[str, Any]:
-    """ "inference=mixture" as a name and a value."""
+def assignment(text: str, where: str = "--option") -> tuple[str, Any]:
+    """ "inference=mixture" as a name and a value; ``where`` it stands is for the sentence about one that is neither."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--option {text} says no value: write it as name=value, such as inference=mixture")
+        raise ValueError(f"{where} {text} says no value: write it as name=value, such as inference=mixture")
     words: dict[str, Any] = {"none": None, "true": True, "false": False}
     for kind in (int, float):
         try:

@@ -174,7 +174,9 @@ def _less(ours: Measured, theirs: Measured) -> float | None:
 
 
 def best_comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
-    """For each batch norm, the mixture norm with its settings that has the largest accuracy."""
+    """For each batch norm, the mixture norm with its settings that has the largest accuracy; of norms side by side, all."""
+    if family.side_by_side:
+        return side_by_side(family, key)
     best: dict[int, Comparison] = {}
     for group in family.groups:
         base = partner(group, family.groups)
@@ -187,11 +189,19 @@ def best_comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
     return list(best.values())
 
 
+def side_by_side(family: Family, key: str = PLAIN) -> list[Comparison]:
+    """Every norm beside batch norm with its settings, in the order of the family."""
+    pairs = [(group, partner(group, family.groups)) for group in family.groups if not group.is_batch_norm and group.runs]
+    return [compare(group, base, key) for group, base in pairs if base is not None and group.has(key) and base.has(key)]
+
+
 def answers(found: Sequence[tuple[Family, Comparison]]) -> list[str]:
-    """What came out: a sentence or two for each batch norm and its best mixture norm; where there are many, one for all."""
+    """What came out: a sentence or two for each batch norm and its best mixture norm; where there are many, one for all. Of
+    norms side by side, for each of them."""
+    sentences = [sentence(made, named=True) for family, made in found if family.side_by_side]
+    found = [(family, made) for family, made in found if not family.side_by_side]
     if len(found) > 3:
-        return [overview([made for _, made in found])]
-    sentences = []
+        return [*sentences, overview([made for _, made in found])]
     for family, made in found:
         where = f"{family.title}, {made.base.label}: " if len(found) > 1 else ""
         choices = [g for g in family.groups if not g.is_batch_norm and partner(g, family.groups) is made.base]
@@ -217,8 +227,11 @@ def overview(comparisons: Sequence[Comparison]) -> str:
 
 
 def sentence(made: Comparison, named: bool = False) -> str:
-    """``named``: mixture norm is called by its label, for there are several."""
-    who = f"Mixture norm ({made.group.label})" if named else "Mixture norm"
+    """``named``: the norm is called by its label, for there are several."""
+    kind = made.group.config.norm_text.partition(",")[0]
+    label = made.group.label
+    told = label.replace("-", " ") in (kind, kind.removesuffix(" norm"))  # "mixture-norm" or "layer" says no more
+    who = f"{kind.capitalize()} ({label})" if named and not told else kind.capitalize()
     epochs = made.group.config.epochs
     goal = f"batch norm's best accuracy ({made.base_best.mean:.2f}%)"
     fewer, steps = made.fewer_steps, made.steps

@@ -128,7 +128,8 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
     axis.legend(loc="upper right")
     caption = "Thin line: batch norm's best."
     if dots:
-        caption += f" Dot: where mixture norm gets there{max(dots)}."
+        who = "mixture norm" if all(group.config.norm is None for group in panel.groups) else "another norm"
+        caption += f" Dot: where {who} gets there{max(dots)}."
     return Picture(f"{panel.name}-best-by-{name}", title, caption), figure
 
 

@@ -1,0 +1,76 @@
+"""The table of norms side by side: the accuracy in the end and at its best, and the differences from batch norm."""
+
+from __future__ import annotations
+
+import math
+
+from mixnorm_lab.reports.model.comparison import compare, lead_at_the_end
+from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, last_value, partner
+from mixnorm_lab.reports.tables.results import RUN, SEEDS, WAYS, seeds, step_ms
+from mixnorm_lab.storage.records import Record
+from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
+
+# Student's t beyond which 2.5% lie on either side, for 1, 2, … degrees of freedom; beyond them that of the normal
+# distribution, plus what is nearly the rest.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
+     2.101, 2.093, 2.086)  # fmt: skip
+
+
+def table(family: Family, key: str = PLAIN) -> Table:
+    """A row for each norm: accuracies in %, points above batch norm seed by seed, and ms a step."""
+    columns = [
+        RUN,
+        SEEDS,
+        Column("last", "last epoch, %"),
+        Column("above", "points above batch norm"),
+        text_column("interval", "95% interval"),
+        Column("best", "best epoch, %"),
+        Column("best_above", "points above batch norm's best"),
+        Column("train_eval_loss", "training loss, evaluated", digits=3),
+        Column("train_loss", "training loss, last epoch", digits=3),
+        Column("step_ms", "ms a step", digits=2),
+    ]
+    rows = [_row(group, family, key) for group in family.groups if group.has(key)]
+    notes = ["Points above batch norm are differences seed by seed, where it was trained with the same seeds."]
+    if any(row.get("interval") for row in rows):
+        notes.append(
+            "Mean ± standard deviation over the seeds; the interval is of the mean of the differences, by Student's t."
+        )
+    if any(row.get("train_eval_loss") is not None for row in rows):
+        notes.append(
+            "The evaluated training loss is of training images without crops and flips, by the norms in evaluation."
+        )
+    return Table(f"Norms side by side: {family.title}{WAYS[key]}", columns, rows, notes).used()
+
+
+def _row(group: Group, family: Family, key: str) -> dict[str, Value]:
+    row: dict[str, Value] = {
+        "run": group.label,
+        "seeds": seeds(group),
+        "last": Measured.over(_last_accuracy(run, key) for run in group.runs),
+        "best": Measured.over(accuracy(run, key) for run in group.runs),
+        "train_loss": Measured.over(last_value(run, "train_loss") for run in group.runs),
+        "step_ms": Measured.over(step_ms(run) for run in group.runs).mean,
+    }
+    if group.has("train_eval_loss"):
+        row["train_eval_loss"] = Measured.over(last_value(run, "train_eval_loss") for run in group.runs)
+    base = partner(group, family.groups)
+    if base is not None and base is not group and base.has(key):
+        above = lead_at_the_end(group, base, key)
+        row |= {"above": above, "interval": interval(above), "best_above": compare(group, base, key).gain}
+    return row
+
+
+def interval(measured: Measured) -> str:
+    """Where the mean of a difference is with 95% certainty, if its values are normally distributed; nothing of one value."""
+    if measured.mean is None or measured.deviation is None or measured.n < 2:
+        return ""
+    freedom = measured.n - 1
+    t = T[freedom - 1] if freedom <= len(T) else 1.96 + 2.4 / freedom
+    half = t * measured.deviation / math.sqrt(measured.n)
+    return f"{measured.mean - half:+.2f} to {measured.mean + half:+.2f}".replace("-", "−")
+
+
+def _last_accuracy(run: Record, key: str) -> float | None:
+    error = last_value(run, key)
+    return None if error is None else 100 - 100 * error
