@@ -145,7 +145,8 @@ def _results(way: Evaluated, text: tuple[str, ...]) -> tuple[tuple[str, ...], tu
 
 def _title(families: Sequence[Family]) -> str:
     places = list(dict.fromkeys(f"{family.model} on {family.data}" for family in families))
-    return "Mixture norm against batch norm" + (f": {places[0]}" if len(places) == 1 else "")
+    what = "Norms side by side" if any(family.side_by_side for family in families) else "Mixture norm against batch norm"
+    return what + (f": {places[0]}" if len(places) == 1 else "")
 
 
 def _answers(way: Evaluated) -> list[str]:

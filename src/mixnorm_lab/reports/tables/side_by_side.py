@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-from mixnorm_lab.reports.model.comparison import compare, lead_at_the_end
+from mixnorm_lab.reports.model.comparison import compare, interval
 from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, last_value, partner
 from mixnorm_lab.reports.tables.results import RUN, SEEDS, WAYS, seeds, step_ms
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
-
-# Student's t beyond which 2.5% lie on either side, for 1, 2, … degrees of freedom; beyond them that of the normal
-# distribution, plus what is nearly the rest.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
-     2.101, 2.093, 2.086)  # fmt: skip
 
 
 def table(family: Family, key: str = PLAIN) -> Table:
@@ -56,19 +49,9 @@ def _row(group: Group, family: Family, key: str) -> dict[str, Value]:
         row["train_eval_loss"] = Measured.over(last_value(run, "train_eval_loss") for run in group.runs)
     base = partner(group, family.groups)
     if base is not None and base is not group and base.has(key):
-        above = lead_at_the_end(group, base, key)
-        row |= {"above": above, "interval": interval(above), "best_above": compare(group, base, key).gain}
+        made = compare(group, base, key)
+        row |= {"above": made.last, "interval": interval(made.last), "best_above": made.gain}
     return row
-
-
-def interval(measured: Measured) -> str:
-    """Where the mean of a difference is with 95% certainty, if its values are normally distributed; nothing of one value."""
-    if measured.mean is None or measured.deviation is None or measured.n < 2:
-        return ""
-    freedom = measured.n - 1
-    t = T[freedom - 1] if freedom <= len(T) else 1.96 + 2.4 / freedom
-    half = t * measured.deviation / math.sqrt(measured.n)
-    return f"{measured.mean - half:+.2f} to {measured.mean + half:+.2f}".replace("-", "−")
 
 
 def _last_accuracy(run: Record, key: str) -> float | None:
