@@ -294,6 +294,7 @@ class RunConfig:
         average: what is evaluated has the weights of the last updates, averaged with this decay as the running statistics
             are; 0 is the last weights alone.
         label_smoothing: the share of a label that the training spreads over all classes; evaluations do not.
+        train_eval: the last epoch's row tells the loss and the error of training images in evaluation as well.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
@@ -420,6 +421,15 @@ class RunConfig:
         ),
     )
 
+    train_eval: bool = field(
+        default=False,
+        metadata=setting(
+            Option(
+                "--train-eval", "In the end evaluate on training images, too: without crops, flips and the norms' noise."
+            ),
+            later=True,
+        ),
+    )
     norm: str | None = field(default=None, metadata=setting(later=True))
     norm_layers: tuple[str, ...] = field(
         default=ALL_LAYERS,
@@ -449,6 +459,9 @@ class RunConfig:
         _check(0 <= self.label_smoothing < 1, "the label smoothing", self.label_smoothing, "from 0 up to but not 1")
         if self.label_smoothing and self.gan is not None:
             raise ValueError(f"{self.name} trains a generator, which has no labels: leave --label-smoothing out")
+        if self.train_eval and (self.gan is not None or is_own(self.data)):
+            why = "trains a generator" if self.gan is not None else "has loaders of its own, which may crop and flip"
+            raise ValueError(f"{self.name} {why}: leave --train-eval out")
         if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
 

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import recalibrate
 from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Source
 from mixnorm_lab.training.loop import TrainingLoop, load_statistics
 from mixnorm_lab.training.mixtures import mixture_norms
@@ -19,6 +20,7 @@ from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.step import Step, autocast
 from mixnorm_lab.training.team import ALONE, Team
 
+TRAINING_IMAGES = 10_000  # at most, of those that are evaluated in the end
 GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
 
 
@@ -92,6 +94,8 @@ class ClassifierLoop(TrainingLoop):
         )
 
     def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
+        load_statistics(self.evaluated, self.watched)
+        trained = self._evaluate_training_images() if self.epoch == self.config.epochs and self.config.train_eval else {}
         test, fresh = self._evaluate()
         return {
             "train_loss": means[0],
@@ -100,12 +104,25 @@ class ClassifierLoop(TrainingLoop):
             "test_error": test[1],
             "recalibrated_loss": fresh[0],
             "recalibrated_error": fresh[1],
+            **trained,
         }
+
+    def _evaluate_training_images(self) -> dict[str, float]:
+        """The loss and the error of training images as of test images: without crops, flips, smoothed labels and the noise
+        of the batches."""
+        assert isinstance(self.source, Resident)
+        batches = self.source.plain_train_batches(self._batch, TRAINING_IMAGES)
+        found = evaluate(self.evaluated, batches, device=self.device, bf16=self.bf16, team=self.team).tolist()
+        return {"train_eval_loss": found[0], "train_eval_error": found[1]}
+
+    @property
+    def _batch(self) -> int:
+        """How many images are evaluated at a time."""
+        return GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
 
     def _evaluate(self) -> tuple[list[float], list[float | None]]:
         """The test images' loss and error, with the running statistics, and if asked for with fresh ones."""
-        model, batch = self.evaluated, GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
-        load_statistics(model, self.watched)
+        model, batch = self.evaluated, self._batch
         where: dict[str, Any] = {"device": self.device, "bf16": self.bf16, "team": self.team}
         test = evaluate(model, self.source.test_batches(batch), **where)
         if not test[0].isfinite() and any(not images.isfinite().all() for images, _ in self.source.test_batches(batch)):

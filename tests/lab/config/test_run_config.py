@@ -161,6 +161,8 @@ def test_constant_schedule():
         (lambda: config(batch_size=0), "batch size"),
         (lambda: config(precision="fp16"), "fp32, bf16"),
         (lambda: config(validation=1.0), "validation"),
+        (lambda: config(gan=Gan(), train_eval=True), "trains a generator: leave --train-eval out"),
+        (lambda: config(data="my_module:loaders", train_eval=True), "loaders of its own.*leave --train-eval out"),
         (lambda: config(label_smoothing=1.0), "label smoothing"),
         (lambda: config(gan=Gan(), label_smoothing=0.1), "no labels: leave --label-smoothing out"),
         (lambda: RunConfig.from_json({**config().to_json(), "speed": 1}), "unknown field 'speed'"),

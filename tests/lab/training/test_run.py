@@ -321,3 +321,25 @@ def test_a_run_with_a_norm_of_another_kind_resumes_to_the_same_bit(name, tmp_pat
         assert last["recalibrated_loss"] == last["test_loss"]
     else:
         assert last["recalibrated_loss"] != last["test_loss"]
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+def test_training_images_are_evaluated_in_the_end_if_asked(average, tmp_path):
+    """Against the model as it ends, on the images as they are: in evaluation, without dropout, crops and smoothing."""
+    settings = config(train_eval=True, epochs=2, label_smoothing=0.3, recalibrate=1, average=average)
+    record, model = run(settings, tmp_path / "asked")
+    assert "train_eval_loss" not in record.epochs[0]
+    if not average:
+        images, labels = DIGITS.train.images.double(), DIGITS.train.labels
+        images = (images - images.mean()) / images.std(correction=0)
+        with torch.no_grad():
+            logits = model.eval()(images.float())
+        last = record.epochs[-1]
+        assert last["train_eval_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
+        assert last["train_eval_error"] == pytest.approx((logits.argmax(1) != labels).double().mean().item())
+    else:
+        assert record.epochs[-1]["train_eval_loss"] > 0
+    plain, _ = run(config(epochs=2, label_smoothing=0.3, recalibrate=1, average=average), tmp_path / "plain")
+    rows = [{name: value for name, value in row.items() if "eval" not in name} for row in numbers(record)]
+    assert rows == numbers(plain)
+    assert record.epochs[-1].keys() - plain.epochs[-1].keys() == {"train_eval_loss", "train_eval_error"}
