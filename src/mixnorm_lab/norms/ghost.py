@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mixnorm_lab.norms.dropout import AnyBatchNorm
+from mixnorm_lab.norms.any_batch_norm import AnyBatchNorm
 
 
 class GhostBatchNorm(AnyBatchNorm):
@@ -20,7 +20,7 @@ class GhostBatchNorm(AnyBatchNorm):
     """
 
     def __init__(self, channels: int, size: int, *, eps: float = 1e-5, momentum: float | None = 0.1) -> None:
-        super().__init__(channels, eps, momentum)
+        super().__init__(channels, eps=eps, momentum=momentum)
         self.size = size
 
     def forward(self, input: Tensor) -> Tensor:
@@ -43,11 +43,7 @@ class GhostBatchNorm(AnyBatchNorm):
     @torch.no_grad()
     def _track(self, means: Tensor, variances: Tensor) -> None:
         """Statistics of all groups, (groups, C)."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
-        share: Any = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        share = self.count_batch()
         self.running_mean.lerp_(means.mean(0).to(self.running_mean), share)
         self.running_var.lerp_(variances.mean(0).to(self.running_var), share)
 
@@ -90,8 +86,10 @@ class _Normalize(torch.autograd.Function):
         total = grad.sum(dims, keepdim=True, dtype=precise)
         along = (grad.to(precise) * centered).sum(dims, keepdim=True) * inverse  # Σ dy·x̂
         grad_weight, grad_bias = (value.sum(0).flatten().to(weight.dtype) for value in (along, total))
-        grad_x = torch.addcmul(grad - total / count, centered, inverse * along, value=-1 / count)
-        return (grad_x * (inverse * _wide(weight, grad))).to(grad.dtype), grad_weight, grad_bias, None
+        # dx = scale·(dy − mean(dy) − x̂·mean(dy·x̂)), in two passes.
+        scale = inverse * _wide(weight, grad)
+        grad_x = torch.addcmul(scale * total / -count, centered, scale * inverse * along / -count).addcmul_(grad, scale)
+        return grad_x.to(grad.dtype), grad_weight, grad_bias, None
 
 
 def _others(x: Tensor) -> tuple[int, ...]:

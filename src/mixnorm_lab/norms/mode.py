@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from mixnorm_lab.norms.dropout import AnyBatchNorm
+from mixnorm_lab.norms.any_batch_norm import AnyBatchNorm
 
 
 class ModeNorm(AnyBatchNorm):
@@ -18,12 +16,8 @@ class ModeNorm(AnyBatchNorm):
     first and second moments of each mode, as published, are kept as a mean and a variance (modes, C); evaluation uses them.
     """
 
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches_tracked: Tensor
-
     def __init__(self, channels: int, modes: int, *, eps: float = 1e-5, momentum: float | None = 0.1) -> None:
-        super().__init__(channels, eps, momentum)
+        super().__init__(channels, eps=eps, momentum=momentum)
         self.modes = modes
         self.gate = nn.Linear(channels, modes)
         self.running_mean = torch.zeros(modes, channels)
@@ -33,30 +27,30 @@ class ModeNorm(AnyBatchNorm):
         self._check_input_dim(input)
         x = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
         x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(2)  # (N, C, P)
-        with torch.autocast(input.device.type, enabled=False):
-            variances, averages = torch.var_mean(x, 2, correction=0)  # of each image, (N, C)
-            gates = self.gate(averages.to(self.gate.weight.dtype)).to(x.dtype).softmax(1)  # (N, K)
-            if self.training:
-                shares = (gates / gates.sum(0)).T  # (K, N)
-                mean = shares @ averages
-                apart = (averages - mean.unsqueeze(1)).square()  # (K, N, C)
-                variance = (shares.unsqueeze(2) * (variances + apart)).sum(1)
-                self._track(mean.detach(), variance.detach())
-            else:
-                mean, variance = self.running_mean.to(x.dtype), self.running_var.to(x.dtype)
-            scales = (variance + self.eps).rsqrt()
-            # Around a centre, because the sum over the modes is of products with the means, which may be large.
-            centre = averages.detach().mean(0) if self.training else mean.mean(0)
-            slope = (gates @ scales) * self.weight
-            shift = (gates @ (scales * (centre - mean))) * self.weight + self.bias
-            y = torch.addcmul(shift.unsqueeze(2), x - centre.unsqueeze(1), slope.unsqueeze(2))
+        # Products and sums in place of matrices, which are small here: autocast would take those in bf16.
+        variances, averages = torch.var_mean(x, 2, correction=0)  # of each image, (N, C)
+        scores = (averages.unsqueeze(1) * self.gate.weight).sum(2) + self.gate.bias
+        gates = scores.softmax(1).unsqueeze(2)  # (N, K, 1)
+        if self.training:
+            shares = gates / gates.sum(0)
+            mean = (shares * averages.unsqueeze(1)).sum(0)  # (K, C)
+            apart = (averages.unsqueeze(1) - mean).square()  # (N, K, C)
+            variance = (shares * (variances.unsqueeze(1) + apart)).sum(0)
+            self._track(mean.detach(), variance.detach())
+        else:
+            mean, variance = self.running_mean, self.running_var
+        scales = (variance + self.eps).rsqrt()
+        # Around a centre, because the sum over the modes is of products with the means, which may be large.
+        centre = averages.detach().mean(0) if self.training else mean.mean(0)
+        slope = (gates * scales).sum(1) * self.weight
+        shift = (gates * scales * (centre - mean)).sum(1) * self.weight + self.bias
+        y = torch.addcmul(shift.unsqueeze(2), x - centre.unsqueeze(1), slope.unsqueeze(2))
         return y.view(input.shape).to(input.dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
         """Lets the statistics of a batch into the running ones: the moments that both have are averaged."""
-        self.num_batches_tracked += 1
-        share: Any = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        share = self.count_batch()
         apart = mean.to(self.running_mean) - self.running_mean
         self.running_var.lerp_(variance.to(self.running_var), share).add_(share * (1 - share) * apart.square())
         self.running_mean.add_(share * apart)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixnorm_lab.norms.dropout import AnyBatchNorm
+from mixnorm_lab.norms.any_batch_norm import AnyBatchNorm
 
 WARMUP = 5000  # steps in which it is batch norm, as published
 R_MAX, D_MAX = 3.0, 5.0
@@ -24,7 +24,7 @@ class BatchRenorm(AnyBatchNorm):
     """
 
     def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float | None = MOMENTUM, warmup: int = WARMUP) -> None:
-        super().__init__(channels, eps, momentum)
+        super().__init__(channels, eps=eps, momentum=momentum)
         self.warmup = warmup
 
     def forward(self, input: Tensor) -> Tensor:
@@ -37,9 +37,6 @@ class BatchRenorm(AnyBatchNorm):
     @torch.no_grad()
     def _corrections(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """r and d (C,) of a batch, which then enters the running statistics."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
         values = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         variance, mean = torch.var_mean(values, (0, *range(2, x.dim())), correction=0)
         deviation, running = ((v + self.eps).sqrt() for v in (variance.to(self.running_var), self.running_var))
@@ -47,8 +44,7 @@ class BatchRenorm(AnyBatchNorm):
         r_max, d_max = self.limits(self.num_batches_tracked)
         r = (deviation / running).clamp(r_max.reciprocal(), r_max)
         d = ((mean - self.running_mean) / running).clamp(-d_max, d_max)
-        self.num_batches_tracked += 1
-        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        share = self.count_batch()
         self.running_mean.lerp_(mean, share)
         self.running_var.copy_(running.lerp_(deviation, share).square_().sub_(self.eps).clamp_min_(0))
         return r, d

@@ -284,6 +284,17 @@ def test_any_number_of_dimensions_and_memory_format(name, shape):
     torch.testing.assert_close(*outputs)
 
 
+@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "group-2"])
+def test_autocast_keeps_statistics_in_fp32(name):
+    torch.manual_seed(0)
+    norm = norms.make(name, 6)
+    x = (data(*SHAPE) + 20).bfloat16()
+    exact = copy.deepcopy(norm).double()(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        y = norm(x)
+    assert (y.double() - exact).abs().max() < 0.02  # a rounding of the result alone
+
+
 @pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "dropout-0.1"])
 def test_the_memory_format_stays(name):
     x = torch.randn(SHAPE).to(memory_format=torch.channels_last).requires_grad_()
@@ -328,6 +339,25 @@ def test_statistics_are_refilled_from_data(name):
     if name != "mode-2":
         torch.testing.assert_close(mean, torch.stack([x.mean((0, 2, 3)) for x in batches]).mean(0))
     assert int(next(v for k, v in model.state_dict().items() if k.endswith("tracked"))) == 3
+
+
+@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-1"])
+def test_without_a_momentum_statistics_are_the_plain_mean(name):
+    norm, batches = norms.make(name, 6).double(), [data(*SHAPE, seed=seed) for seed in range(3)]
+    norm.momentum = None
+    for x in batches:
+        norm(x)
+    mean = torch.stack([x.mean((0, 2, 3)) for x in batches]).mean(0)
+    torch.testing.assert_close(norm.running_mean.view(6), mean)
+
+
+@pytest.mark.parametrize("name", norm_names.EXAMPLES)
+def test_nothing_is_read_back_from_the_device(name):
+    """A step on the meta device, where there is nothing to read, as a CUDA graph must not."""
+    with torch.device("meta"):
+        norm, x = norms.make(name, 64), torch.randn(64, 64, 4, 4, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad.shape == x.shape
 
 
 @pytest.mark.parametrize(
