@@ -283,6 +283,8 @@ def _in_the_end(made: Comparison) -> str:
     last = made.last
     if last.mean is None:
         return ""
+    if round(abs(last.mean), 2) == 0:
+        return "In the last epoch its accuracy is batch norm's."
     points = f"{abs(last.mean):.2f}" + ("" if last.deviation is None else f" ± {last.deviation:.2f}")
     where = "above" if last.mean >= 0 else "below"
     sure = f" (95% interval of the mean: {inside})" if (inside := interval(last)) else ""

@@ -1,9 +1,9 @@
-"""The table of norms side by side: the accuracy in the end and at its best, and the differences from batch norm."""
+"""The table of norms side by side: the accuracy in the end, and its difference from batch norm's."""
 
 from __future__ import annotations
 
 from mixnorm_lab.reports.model.comparison import compare, interval
-from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, last_value, partner
+from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, last_value, partner
 from mixnorm_lab.reports.tables.results import RUN, SEEDS, WAYS, seeds, step_ms
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
@@ -17,8 +17,6 @@ def table(family: Family, key: str = PLAIN) -> Table:
         Column("last", "last epoch, %"),
         Column("above", "points above batch norm"),
         text_column("interval", "95% interval"),
-        Column("best", "best epoch, %"),
-        Column("best_above", "points above batch norm's best"),
         Column("train_eval_loss", "training loss, evaluated", digits=3),
         Column("train_loss", "training loss, last epoch", digits=3),
         Column("step_ms", "ms a step", digits=2),
@@ -41,7 +39,6 @@ def _row(group: Group, family: Family, key: str) -> dict[str, Value]:
         "run": group.label,
         "seeds": seeds(group),
         "last": Measured.over(_last_accuracy(run, key) for run in group.runs),
-        "best": Measured.over(accuracy(run, key) for run in group.runs),
         "train_loss": Measured.over(last_value(run, "train_loss") for run in group.runs),
         "step_ms": Measured.over(step_ms(run) for run in group.runs).mean,
     }
@@ -50,7 +47,7 @@ def _row(group: Group, family: Family, key: str) -> dict[str, Value]:
     base = partner(group, family.groups)
     if base is not None and base is not group and base.has(key):
         made = compare(group, base, key)
-        row |= {"above": made.last, "interval": interval(made.last), "best_above": made.gain}
+        row |= {"above": made.last, "interval": interval(made.last)}
     return row
 
 
