@@ -27,18 +27,24 @@ class GhostBatchNorm(AnyBatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        whole, rest = divmod(len(input), self.size)
-        if rest == 1 and whole > 0 and self.size > 1:
-            whole, rest = whole - 1, self.size + 1
         parts, means, variances = [], [], []
-        for images, groups in zip(input.split([len(input) - rest, rest]), (whole, 1), strict=True):
-            if len(images):
-                y, mean, variance = _normalize(images.unflatten(0, (groups, -1)), self.weight, self.bias, self.eps)
-                parts.append(y.flatten(0, 1))
-                means.append(mean)
-                variances.append(variance)
+        for images, groups in self._grouped(input):
+            y, mean, variance = _normalize(images.unflatten(0, (groups, -1)), self.weight, self.bias, self.eps)
+            parts.append(y.flatten(0, 1))
+            means.append(mean)
+            variances.append(variance)
         self._track(torch.cat(means), torch.cat(variances))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _grouped(self, x: Tensor) -> list[tuple[Tensor, int]]:
+        """The images that make groups of one size, and how many; then those of the last group, if it has another size."""
+        whole, rest = divmod(len(x), self.size)
+        if rest == 1 and whole > 0:
+            whole, rest = whole - 1, self.size + 1
+        if not whole or not rest:  # a split would be one more copy of the gradient
+            return [(x, whole or 1)]
+        first, last = x.split([len(x) - rest, rest])
+        return [(first, whole), (last, 1)]
 
     @torch.no_grad()
     def _track(self, means: Tensor, variances: Tensor) -> None:
