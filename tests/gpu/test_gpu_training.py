@@ -4,14 +4,16 @@ import pytest
 import torch
 from run_helpers import Interrupt, build, config, lines, run
 
-from mixnorm_lab.config.run_config import Mixture, Optimizer
+from mixnorm_lab import norms
+from mixnorm_lab.config import norm_names
+from mixnorm_lab.config.run_config import Mixture, Optimizer, Schedule
 from mixnorm_lab.storage import checkpoint
 from mixnorm_lab.training.not_finite import NotFinite
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "nesterov", "adam"])
+@pytest.mark.parametrize("name", ["rmsprop", "nesterov", "adam", "sgd", "adamw"])
 @pytest.mark.parametrize("mixture", [None, Mixture(("1",), {"num_components": 2})])
 def test_a_captured_run_follows_the_eager_one(name, mixture, tmp_path):
     options = {"optimizer": Optimizer(name, 0.002), "mixture": mixture, "epochs": 6, "recalibrate": 2}
@@ -25,6 +27,32 @@ def test_a_captured_run_follows_the_eager_one(name, mixture, tmp_path):
     resumed, _ = run(config(**options), tmp_path / "cut", device="cuda")
     assert resumed.finished
     assert [line["epoch"] for line in lines(tmp_path / "cut") if line["kind"] == "resume"] == [1]
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+def test_a_captured_step_has_the_rate_of_its_number(name, tmp_path):
+    options = {"optimizer": Optimizer(name, 0.05, 5e-4, decayed="weights"), "mixture": None, "epochs": 6}
+    options |= {"schedule": Schedule("one-cycle"), "label_smoothing": 0.1}
+    eager, _ = run(config(**options), tmp_path / "cpu")
+    captured, _ = run(config(**options), tmp_path / "cuda", device="cuda")
+    for ours, theirs in zip(captured.epochs, eager.epochs, strict=True):
+        assert ours["learning_rate"] == theirs["learning_rate"]
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.1)
+
+
+@pytest.mark.parametrize("name", norm_names.EXAMPLES)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_with_a_norm_to_compare_with_is_captured(name, channels_last, precision, tmp_path):
+    options = {"mixture": None, "norm": name, "epochs": 4, "channels_last": channels_last, "precision": precision}
+    options["optimizer"] = Optimizer("nesterov", 0.002)
+    made = []
+    for device in ("cpu", "cuda"):
+        start = norms.replace_norms(build(config(mixture=None)), name)
+        start[3].p = 0.0  # which values are dropped depends on the device
+        record, _ = run(config(**options), tmp_path / device, model=start, device=device)
+        made.append([row["train_loss"] for row in record.epochs])
+    assert made[1] == pytest.approx(made[0], rel=0.1)
 
 
 def test_a_loss_that_is_not_finite_is_found_after_the_epoch(tmp_path):

@@ -18,6 +18,7 @@ from mixnorm_lab.cli.options import (
     Features,
     Given,
     Jobs,
+    Recipe,
     Seeds,
     as_given,
     helped,
@@ -27,7 +28,8 @@ from mixnorm_lab.cli.options import (
 )
 from mixnorm_lab.cli.runs import run_and_report
 from mixnorm_lab.config import catalog, presets
-from mixnorm_lab.config.run_config import OPTIONS
+from mixnorm_lab.config.norm_names import EXAMPLES
+from mixnorm_lab.config.run_config import ALL_LAYERS, OPTIONS, RunConfig
 from mixnorm_lab.launch.one_run import Files
 
 
@@ -44,6 +46,15 @@ def compare(
             help="digits (the default), cifar10, cifar100, a folder, or my_module:loaders; with gan, grid, ring or cifar10.",
         ),
     ] = None,
+    norms: Annotated[
+        str | None,
+        typer.Option(
+            "--norms",
+            help="Compare these side by side, with commas: batch, mixture, mixture:em_iters=0, "
+            f"{', '.join(EXAMPLES)}, … Batch norm is always among them.",
+        ),
+    ] = None,
+    recipe: Recipe = None,
     chosen: Annotated[Given, DECIDED],
     seeds: Seeds = 5,
     shared: Annotated[Given, SHARED],
@@ -68,13 +79,16 @@ def compare(
     Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
     returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
 
+    Any norms side by side: mixnorm compare --norms batch,ghost-32,group-32,mixture,mixture:em_iters=0
+
     Generators: mixnorm compare --task gan --data ring --seeds 3, or with cifar10, by their Fréchet distance.
     """
     with mistakes():
         choice("--task", task, ("classify", "gan"))
         given = chosen | shared
         if task == "gan":
-            refuse("--task gan", [name for name in given if not OPTIONS[name].generators])
+            unknown = [name for name in given if not OPTIONS[name].generators]
+            refuse("--task gan", [*unknown, *(["recipe"] if recipe else []), *(["norms"] if norms else [])])
             if generators.is_plane(data or "grid"):
                 elsewhere = {"features": features, "address": address, "jobs": jobs > 1, "engine": engine != "local"}
                 elsewhere["device"] = device not in ("auto", "cpu")
@@ -89,13 +103,24 @@ def compare(
             else:
                 if features is not None:
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
-                preset, folder = preset_of(data or "digits", given, where.device)
-                configs = presets.pair(preset, seeds)
+                preset, folder = preset_of(data or "digits", given, where.device, recipe)
                 name = "-".join(part.replace(":", ".") for part in (preset.data, preset.model))
-                root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
-                title = f"Batch norm and mixture norm: {preset.model} on {preset.data}"
+                if norms is None:
+                    configs = presets.pair(preset, seeds)
+                    root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
+                    title = f"Batch norm and mixture norm: {preset.model} on {preset.data}"
+                else:
+                    layers = _layers(preset, given)
+                    configs = presets.side_by_side(preset, norms.split(","), seeds, layers)
+                    root = out or Path("runs") / f"{name}-norms-{presets.digest(preset, layers)}"
+                    title = f"Norms side by side: {preset.model} on {preset.data}"
                 code = run_and_report(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
     raise typer.Exit(code)
+
+
+def _layers(preset: RunConfig, given: Given) -> tuple[str, ...]:
+    """The batch norms that a norm beside mixture norm replaces: those that were asked for, else all."""
+    return preset.mixture.layers if "layers" in given and preset.mixture is not None else ALL_LAYERS
 
 
 def _compare_generators(
@@ -119,6 +144,13 @@ def train(
         str | None, typer.Argument(help="An experiment of the paper; without it, the options say what to train.")
     ] = None,
     data: Data = "digits",
+    norm: Annotated[
+        str | None,
+        typer.Option(
+            "--norm", help=f"The norm in place of batch norm, where --layers says or everywhere: {', '.join(EXAMPLES)}."
+        ),
+    ] = None,
+    recipe: Recipe = None,
     chosen: Annotated[Given, helped(DECIDED, layers="The batch norms to replace; by default, none.")],
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     shared: Annotated[Given, SHARED],
@@ -127,9 +159,11 @@ def train(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """One run: batch norm, or with --layers mixture norm there.
+    """One run: batch norm, or with --layers mixture norm there, or with --norm another one.
 
     Example: mixnorm train --data digits --layers conv2 --epochs 10
+
+    Example: mixnorm train --data cifar100 --model resnet-18 --norm ghost-32
 
     Example: mixnorm train cifar-cnn/cifar10/mn-2 --data cifar-folder
 
@@ -141,16 +175,20 @@ def train(
             found = catalog.get(name).config
             if found.gan is not None:
                 raise ValueError(f"{name} trains a generator: mixnorm reproduce {name} --features RUN does that")
-            refuse(name, [one for one in chosen if one != "epochs"], ", or the name and say it all")
+            decided = [one for one in chosen if one != "epochs"]
+            decided += [option for option, value in (("norm", norm), ("recipe", recipe)) if value]
+            refuse(name, decided, ", or the name and say it all")
             config = replace(as_given(found, given, where.device), seed=seed)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
             layers = bool(given.get("layers"))
-            if not layers and given.keys() & {"components", "em_iters", "option"}:
-                raise ValueError("-k, --em-iters and -o are of mixture norms: add --layers to say where they are")
-            preset, folder = preset_of(data, given, where.device)
-            kind = "mixture-norm" if layers else "batch-norm"
-            config = presets.with_norm(preset, f"{preset.model}/{preset.data}/{kind}", seed, mixture=layers)
+            wanted = norm or ("mixture" if layers else "batch")
+            if not wanted.startswith("mixture") and given.keys() & {"components", "em_iters", "option"}:
+                remedy = f"leave them out with --norm {norm}" if norm else "add --layers to say where they are"
+                raise ValueError(f"-k, --em-iters and -o are of mixture norms: {remedy}")
+            preset, folder = preset_of(data, given, where.device, recipe)
+            config = presets.of_norm(preset, wanted, _layers(preset, given))
+            config = replace(config, name=f"{preset.model}/{preset.data}/{config.name}", seed=seed)
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
     raise typer.Exit(code)
 

@@ -17,12 +17,16 @@ import torch
 from mixnorm_lab.cli.common import typer
 from mixnorm_lab.config.fields import Option
 from mixnorm_lab.config.presets import defaults
+from mixnorm_lab.config.recipes import RECIPES, with_recipe
 from mixnorm_lab.config.run_config import OPTIONS, RunConfig, is_own
 from mixnorm_lab.data import NAMES, cifar
 
 Data = Annotated[
     str,
     typer.Option("--data", help="digits, cifar10, cifar100, a folder with CIFAR's official files, or my_module:loaders."),
+]
+Recipe = Annotated[
+    str | None, typer.Option("--recipe", help=f"How to train: {', '.join(RECIPES)}; other options change it.")
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many runs of each, with seeds 0, 1, …")]
 Features = Annotated[
@@ -79,8 +83,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
-def preset_of(data: str, given: Given, device: torch.device) -> tuple[RunConfig, Path | None]:
-    """The preset as the options change it, and the folder of the data."""
+def preset_of(data: str, given: Given, device: torch.device, recipe: str | None) -> tuple[RunConfig, Path | None]:
+    """The preset as the recipe and the options change it, and the folder of the data."""
     folder = None
     if not (data in NAMES or is_own(data)) and (Path(data).is_dir() or len(Path(data).parts) > 1):
         if not Path(data).is_dir():
@@ -88,7 +92,10 @@ def preset_of(data: str, given: Given, device: torch.device) -> tuple[RunConfig,
         folder, data = Path(data), cifar.name_of(Path(data))
     if is_own(data):
         refuse(data, [name for name in ("batch_size", "validation") if name in given])
-    return as_given(defaults(data, given.get("model")), given, device), folder
+    preset = defaults(data, given.get("model"))
+    if recipe is not None:
+        preset = with_recipe(preset, recipe)
+    return as_given(preset, given, device), folder
 
 
 def as_given(config: RunConfig, given: Given, device: torch.device) -> RunConfig:

@@ -71,7 +71,7 @@ def setting(
 
     Args:
         label: of the field's row in a report, which else has none.
-        text: what the row says, from the object that has the field; the value, unless given.
+        text: what the row says, from the object that has the field; the value, unless given. Without a word there is no row.
         later: whether the field is younger than kept records. At its default it is then left out of JSON, so that older runs
             keep their identity.
         option_before, row_before: the field that this one's options, or its row, stand before. Unless given, they are in the
@@ -126,7 +126,8 @@ def rows(config: Any) -> dict[str, str]:
     for field in _ordered(type(config), "row_before"):
         value, label, text = getattr(config, field.name), field.metadata.get("label"), field.metadata.get("text")
         if label is not None and (text is not None or value is not None):
-            told[label] = text(config) if text is not None else f"{value:g}" if isinstance(value, float) else str(value)
+            words = text(config) if text is not None else f"{value:g}" if isinstance(value, float) else str(value)
+            told |= {label: words} if words else {}
         if isinstance(value, dict):
             told |= {name: str(inner) for name, inner in value.items()}
         elif dataclasses.is_dataclass(value) and field.default is MISSING:

@@ -5,12 +5,19 @@ A preset is the run of mixture norm; batch norm's is the same without its mixtur
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mixnorm_lab import data, models
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule, is_own
+from mixnorm_lab.config.norm_names import BATCH, MIXTURE
+from mixnorm_lab.config.recipes import with_recipe
+from mixnorm_lab.config.run_config import ALL_LAYERS, Mixture, Optimizer, RunConfig, Schedule, assignment, is_own
 
+FORM = {"num_components": 3, "em_iters": 2, "activation": "relu"}
 DIGITS = RunConfig(
     name="mixture-norm",
     model="digits-cnn",
@@ -19,7 +26,7 @@ DIGITS = RunConfig(
     batch_size=64,
     optimizer=Optimizer("rmsprop", lr=0.003, weight_decay=2e-5),
     schedule=Schedule("exponential", factor=0.93, every=1),
-    mixture=Mixture(("conv2",), {"num_components": 3, "em_iters": 2, "activation": "relu"}),
+    mixture=Mixture(("conv2",), FORM),
 )
 OWN = RunConfig(  # a model or data of the user's, and all of its norms
     name="mixture-norm",
@@ -31,6 +38,7 @@ OWN = RunConfig(  # a model or data of the user's, and all of its norms
     schedule=Schedule("step", factor=0.1, at=(0.5, 0.75)),
     mixture=Mixture(("*",), {"num_components": 3, "em_iters": 2}),
 )
+RESIDUAL = with_recipe(replace(DIGITS, mixture=Mixture(("*",), FORM)), "one-cycle")  # all of their norms
 # Models of the paper are compared as there: with the settings of this experiment, on any data.
 PAPER = {
     "cifar-cnn": "cifar-cnn/cifar10/mn-2",
@@ -50,6 +58,8 @@ def defaults(data_name: str, model: str | None) -> RunConfig:
     if model is None:
         model = "digits-cnn" if data_name == "digits" else "cifar-cnn"
     models.input_shape(model)  # says which names there are
+    if model.startswith(("resnet", "wide-resnet")):
+        return replace(RESIDUAL, model=model, data=data_name)
     experiment = next((name for start, name in PAPER.items() if model.startswith(start)), None)
     if experiment is None:
         return DIGITS
@@ -65,3 +75,50 @@ def pair(preset: RunConfig, seeds: int) -> list[RunConfig]:
     """The runs of a comparison: batch norm and mixture norm in turns, so that both have runs early on."""
     norms = (("batch-norm", False), ("mixture-norm", True))
     return [with_norm(preset, name, seed, mixture=mixture) for seed in range(seeds) for name, mixture in norms]
+
+
+def side_by_side(preset: RunConfig, norms: Sequence[str], seeds: int, layers: Sequence[str] = ALL_LAYERS) -> list[RunConfig]:
+    """The runs of a comparison of any norms, in turns, with batch norm as the first of them.
+
+    Args:
+        norms: as :func:`of_norm` takes them.
+        layers: the batch norms that a norm replaces which is neither batch norm nor mixture norm.
+    """
+    wanted = [BATCH, *(norm for norm in norms if norm != BATCH)]
+    configs = [of_norm(preset, norm, layers) for norm in wanted]
+    name, times = Counter(config.name for config in configs).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{name} is there {times} times: name each norm once")
+    return [replace(config, seed=seed) for seed in range(seeds) for config in configs]
+
+
+def of_norm(preset: RunConfig, norm: str, layers: Sequence[str] = ALL_LAYERS) -> RunConfig:
+    """A preset with the norm of a name, and called after it.
+
+    Args:
+        norm: "batch"; "mixture", with options that differ from the preset's behind it, such as
+            "mixture:em_iters=0:inference=steady"; or a name of ``config.norm_names``. What ":layers=" says, with "+" between
+            several, goes before ``layers``.
+    """
+    name, *texts = (part.strip() for part in norm.split(":"))
+    options = dict(assignment(text, f"the norm {norm!r}:") for text in texts)
+    told = options.pop("layers", None)
+    wanted = None if told is None else tuple(str(told).split("+"))
+    called = ",".join([f"{name}-norm" if name in (BATCH, MIXTURE) else name, *texts])
+    called = re.sub(r"[^\w.,=+-]", "-", called)  # it is the name of a folder, too
+    if name == MIXTURE:
+        assert preset.mixture is not None
+        mixture = Mixture(wanted or preset.mixture.layers, preset.mixture.options | options)
+        return replace(preset, name=called, mixture=mixture)
+    if options or (told and name == BATCH):
+        raise ValueError(
+            f"{name} has no {next(iter([*options, 'layers']))} to set: options are of mixture, as mixture:em_iters=4"
+        )
+    if name == BATCH:
+        return replace(preset, name=called, mixture=None)
+    return replace(preset, name=called, mixture=None, norm=name, norm_layers=wanted or tuple(layers))
+
+
+def digest(preset: RunConfig, layers: Sequence[str]) -> str:
+    """The same for all comparisons of norms that have their runs in common, whichever norms those are."""
+    return hashlib.sha256(f"{preset.identity()} {','.join(layers)}".encode()).hexdigest()[:8]

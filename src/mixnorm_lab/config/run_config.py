@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mixnorm_lab.config import fields
+from mixnorm_lab.config import fields, norm_names
 from mixnorm_lab.config.fields import Option, setting
 
-OPTIMIZERS = ("rmsprop", "nesterov", "adam")
-SCHEDULES = ("exponential", "step", "constant")
+OPTIMIZERS = ("rmsprop", "nesterov", "adam", "sgd", "adamw")
+PER_STEP = ("one-cycle", "cosine")  # schedules whose rate changes with every step
+SCHEDULES = ("exponential", "step", "constant", *PER_STEP)
+DECAYED = ("all", "weights")
 PRECISIONS = ("fp32", "bf16")
 # What the distance of each kind of features is called. FID is the name for those of the 2015 Inception alone.
 FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
 BETAS = (0.9, 0.999)
+ALL_LAYERS = ("*",)
 
 
 @dataclass(frozen=True)
@@ -28,27 +31,48 @@ class Optimizer:
     """An optimizer and its constants.
 
     Args:
-        name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov" or "adam".
+        name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov", "adam", "sgd" (with momentum, but
+            not Nesterov's) or "adamw" (whose weight decay is not part of the gradient).
         smoothing: RMSprop's α, which the paper calls its momentum.
-        momentum: Nesterov's.
+        momentum: Nesterov's and that of "sgd".
         betas: Adam's.
+        decayed: what the weight decay is of: "all", or "weights", which leaves norms and biases out.
     """
 
     name: str = field(
         metadata=setting(
-            Option("--optimizer", "rmsprop, nesterov or adam.", choices=OPTIMIZERS),
+            Option("--optimizer", "rmsprop, nesterov, adam, sgd or adamw.", choices=OPTIMIZERS),
             label="optimizer",
             text=lambda optimizer: optimizer.name + optimizer.constants,
         )
     )
-    lr: float = field(metadata=setting(Option("--lr", "The initial learning rate."), label="learning rate"))
-    weight_decay: float = field(default=0.0, metadata=setting(Option("--weight-decay"), label="weight decay"))
+    lr: float = field(
+        metadata=setting(
+            Option("--lr", "The initial learning rate, or the largest one of one-cycle and cosine."), label="learning rate"
+        )
+    )
+    weight_decay: float = field(
+        default=0.0,
+        metadata=setting(
+            Option("--weight-decay"),
+            label="weight decay",
+            text=lambda o: f"{o.weight_decay:g}" + (", without norms and biases" if o.decayed == "weights" else ""),
+        ),
+    )
     smoothing: float = 0.9
     momentum: float = 0.9
     betas: tuple[float, float] = field(default=BETAS, metadata=setting(later=True))
+    decayed: str = field(
+        default="all",
+        metadata=setting(
+            Option("--decayed", "all, or weights: the weight decay leaves norms and biases out.", choices=DECAYED),
+            later=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         _one_of("optimizer", self.name, OPTIMIZERS)
+        _one_of("choice of decayed parameters", self.decayed, DECAYED)
         object.__setattr__(self, "betas", tuple(self.betas))
         _check(math.isfinite(self.lr) and self.lr > 0, "the learning rate", self.lr, "a number above 0")
         _check(
@@ -66,22 +90,44 @@ class Optimizer:
             "rmsprop": f", smoothing {self.smoothing:g}",
             "nesterov": f", momentum {self.momentum:g}",
             "adam": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
+            "sgd": f", momentum {self.momentum:g}",
+            "adamw": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
         }[self.name]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the learning rate falls over the epochs.
+    """How the learning rate changes over the training.
 
     Args:
         name: "exponential": times ``factor`` after every ``every`` epochs; "step": times ``factor`` at each of the shares
-            of the training in ``at`` (0.5 is half of the epochs); "constant".
+            of the training in ``at`` (0.5 is half of the epochs); "constant"; and step by step "one-cycle": in a line from 0
+            up and in a line down to 0; "cosine": down to 0 as half a period of a cosine.
+        warmup: the share of the steps in which "one-cycle" and "cosine" rise from 0. None is 0.3 and 0 of them.
     """
 
-    name: str = field(metadata=setting(label="schedule", text=lambda schedule: schedule.text))
+    name: str = field(
+        metadata=setting(
+            Option("--schedule", "one-cycle, cosine or constant.", choices=(*PER_STEP, "constant")),
+            label="schedule",
+            text=lambda schedule: schedule.text,
+        )
+    )
     factor: float = 0.93
     every: int = 2
     at: tuple[float, ...] = ()
+    warmup: float | None = field(
+        default=None,
+        metadata=setting(
+            Option(
+                "--warmup",
+                "The share of the steps in which a one-cycle or cosine schedule rises from 0.",
+                minimum=0,
+                maximum=0.99,
+            ),
+            later=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
         _one_of("schedule", self.name, SCHEDULES)
@@ -89,24 +135,50 @@ class Schedule:
         _check(math.isfinite(self.factor) and self.factor > 0, "the schedule's factor", self.factor, "a number above 0")
         _check(self.every >= 1, "the schedule's every", self.every, "at least 1 epoch")
         _check(all(0 <= share <= 1 for share in self.at), "the schedule's at", self.at, "shares of the training from 0 to 1")
+        _check(self.warmup is None or 0 <= self.warmup < 1, "the schedule's warmup", self.warmup, "from 0 up to but not 1")
+
+    @property
+    def rise(self) -> float:
+        """The share of the steps in which the rate rises."""
+        return self.warmup if self.warmup is not None else 0.3 if self.name == "one-cycle" else 0.0
 
     @property
     def text(self) -> str:
-        """How the learning rate falls, in the words of a report."""
+        """How the learning rate changes, in the words of a report."""
+        up = f"up in {100 * self.rise:g}% of the steps, " if self.rise else ""
         return {
             "constant": "constant",
             "exponential": f"× {self.factor:g} every {f'{self.every} epochs' if self.every > 1 else 'epoch'}",
             "step": f"× {self.factor:g} at {', '.join(f'{100 * share:g}%' for share in self.at)} of the training",
+            "one-cycle": f"one cycle: {up}then in a line down to 0",
+            "cosine": f"cosine: {up}then down to 0",
         }[self.name]
 
     def rate(self, lr: float, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, which counts from 0, of a training of ``epochs``."""
+        """The learning rate of an epoch, which counts from 0, of a training of ``epochs``; where it changes with every step,
+        that in the middle of the epoch."""
+        if self.name in PER_STEP:
+            return lr * self._share((epoch + 0.5) / epochs)
         if self.name == "exponential":
             return lr * self.factor ** (epoch // self.every)
         if self.name == "step":
             passed = sum(epoch >= share * epochs - 1e-9 for share in self.at)  # 0.7 · 10 is a little more than 7
             return lr * self.factor**passed
         return lr
+
+    def rates(self, lr: float, epoch: int, epochs: int, steps: int) -> list[float]:
+        """The learning rate of each of the ``steps`` of an epoch, which counts from 0. That of a step is the one in its
+        middle, so that none is 0."""
+        if self.name not in PER_STEP:
+            return [self.rate(lr, epoch, epochs)] * steps
+        return [lr * self._share((epoch * steps + step + 0.5) / (epochs * steps)) for step in range(steps)]
+
+    def _share(self, done: float) -> float:
+        """The part of the largest rate where a share of the training is done, from 0 to 1."""
+        if done < self.rise:
+            return done / self.rise
+        left = (1 - done) / (1 - self.rise)
+        return left if self.name == "one-cycle" else (1 - math.cos(math.pi * left)) / 2
 
 
 @dataclass(frozen=True)
@@ -155,7 +227,7 @@ class Mixture:
                 "--option -o",
                 "Any other option of MixtureNorm2d, such as inference=mixture.",
                 kind=list[str],
-                read=lambda texts: dict(map(_assignment, texts)),
+                read=lambda texts: dict(map(assignment, texts)),
             ),
         ),
     )
@@ -210,7 +282,10 @@ class RunConfig:
 
     Args:
         name: what the run is called in records and reports; all else decides what it computes.
-        mixture: None is batch norm everywhere.
+        mixture: None is no mixture norm.
+        norm: the name of a norm in place of batch norm, such as "ghost-32" (``config.norm_names``); None is batch norm, or
+            mixture norm where ``mixture`` says.
+        norm_layers: the batch norms that it replaces, as in :class:`Mixture`.
         augment: crops and flips; None is what suits the data.
         recalibrate: batches that all statistics are refilled from before each evaluation, which is then done both ways.
         validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
@@ -218,13 +293,19 @@ class RunConfig:
         norm_momentum: of the statistics of every norm, batch norm and mixture norm alike; None leaves them their own.
         average: what is evaluated has the weights of the last updates, averaged with this decay as the running statistics
             are; 0 is the last weights alone.
+        label_smoothing: the share of a label that the training spreads over all classes; evaluations do not.
+        train_eval: the last epoch's row tells the loss and the error of training images in evaluation as well.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
     name: str
     model: str = field(
         metadata=setting(
-            Option("--model", "cifar-cnn, densenet-40-12, inception-v3, digits-cnn or my_module:build."), label="model"
+            Option(
+                "--model",
+                "cifar-cnn, resnet-18, wide-resnet-16-4, densenet-40-12, inception-v3, digits-cnn or my_module:build.",
+            ),
+            label="model",
         )
     )
     data: str = field(
@@ -249,7 +330,7 @@ class RunConfig:
         default=None,
         metadata=setting(
             label="norm",
-            text=lambda run: "batch norm" if run.mixture is None else "mixture norm",
+            text=lambda run: run.norm_text,
             option_before="epochs",
             row_before="norm_momentum",
         ),
@@ -329,8 +410,43 @@ class RunConfig:
             row_before="channels_last",
         ),
     )
+    label_smoothing: float = field(
+        default=0.0,
+        metadata=setting(
+            Option("--label-smoothing", "Spread this share of a label over all classes.", minimum=0, maximum=0.99),
+            label="label smoothing",
+            text=lambda run: f"{run.label_smoothing:g}" if run.label_smoothing else "",
+            later=True,
+            row_before="precision",
+        ),
+    )
+
+    train_eval: bool = field(
+        default=False,
+        metadata=setting(
+            Option(
+                "--train-eval", "In the end evaluate on training images, too: without crops, flips and the norms' noise."
+            ),
+            later=True,
+        ),
+    )
+    norm: str | None = field(default=None, metadata=setting(later=True))
+    norm_layers: tuple[str, ...] = field(
+        default=ALL_LAYERS,
+        metadata=setting(
+            label="replaced",
+            text=lambda run: "" if run.norm_layers == ALL_LAYERS else ", ".join(run.norm_layers),
+            later=True,
+        ),
+    )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "norm_layers", tuple(self.norm_layers))
+        if self.norm is not None:
+            norm_names.parse(self.norm)
+            if self.mixture is not None or self.gan is not None:
+                other = "mixture norms" if self.gan is None else "a generator"
+                raise ValueError(f"{self.name} has {other}, where {self.norm} has no place: leave one of the two out")
         _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
         _check(self.batch_size >= 1, "the batch size", self.batch_size, "at least 1")
         _check(self.seed >= 0, "the seed", self.seed, "0 or more")
@@ -340,8 +456,21 @@ class RunConfig:
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
         _check(0 <= self.average < 1, "the decay of the averaged weights", self.average, "from 0 up to but not 1")
+        _check(0 <= self.label_smoothing < 1, "the label smoothing", self.label_smoothing, "from 0 up to but not 1")
+        if self.label_smoothing and self.gan is not None:
+            raise ValueError(f"{self.name} trains a generator, which has no labels: leave --label-smoothing out")
+        if self.train_eval and (self.gan is not None or is_own(self.data)):
+            why = "trains a generator" if self.gan is not None else "has loaders of its own, which may crop and flip"
+            raise ValueError(f"{self.name} {why}: leave --train-eval out")
         if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
+
+    @property
+    def norm_text(self) -> str:
+        """Which norm it has, in the words of a report."""
+        if self.norm is not None:
+            return norm_names.parse(self.norm).text
+        return "batch norm" if self.mixture is None else "mixture norm"
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(fields.to_dict(self)))
@@ -396,11 +525,11 @@ def _text(value: Any) -> str:
     return "none" if value is None or value == {} else json.dumps(value).strip('"')
 
 
-def _assignment(text: str) -> tuple[str, Any]:
-    """ "inference=mixture" as a name and a value."""
+def assignment(text: str, where: str = "--option") -> tuple[str, Any]:
+    """ "inference=mixture" as a name and a value; ``where`` it stands is for the sentence about one that is neither."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--option {text} says no value: write it as name=value, such as inference=mixture")
+        raise ValueError(f"{where} {text} says no value: write it as name=value, such as inference=mixture")
     words: dict[str, Any] = {"none": None, "true": True, "false": False}
     for kind in (int, float):
         try:

@@ -113,6 +113,13 @@ class Resident:
         for images, labels in batches:
             yield self._finish(self._standardized(images)), labels
 
+    def plain_train_batches(self, batch_size: int, most: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training images and labels, standardized alone: up to ``most`` in all, evenly spaced, and always the same."""
+        count = min(most, len(self._labels))
+        index = torch.arange(count, device=self.device) * len(self._labels) // count
+        for part in index.tensor_split(self.share[1])[self.share[0]].split(batch_size):
+            yield self._finish(self._standardized(self._images[part])), self._labels[part]
+
     def train_batches(self, count: int, seed: int) -> Iterator[Tensor]:
         """Images of ``count`` training batches in an order of their own; this epoch's stays as it is."""
         steps = torch.arange(self.steps_per_epoch, device=self.device)

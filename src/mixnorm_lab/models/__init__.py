@@ -1,7 +1,8 @@
-"""The models of the paper, one file each, with the norm injected, and their names. They stand on torch alone.
+"""The models of the paper and some others, one file each, with the norm injected, and their names, on torch alone.
 
-Each classifier says which images it is for (``input_shape``: C, H, W), and which norms the paper replaces where it names a
-layer (``layers``).
+Each classifier says which images it is for (``input_shape``: C, H, W), and which norms a layer's name stands for
+(``layers``): those that the paper replaces where it names a layer, and in residual networks "relu" for norms that a ReLU
+follows and "sum" for those whose output is added to something first.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from mixnorm_lab.models.dcgan import Discriminator, Generator
 from mixnorm_lab.models.densenet import DenseNet
 from mixnorm_lab.models.digits_cnn import DigitsCNN
 from mixnorm_lab.models.inception_v3 import InceptionV3
+from mixnorm_lab.models.resnet import ResNet
+from mixnorm_lab.models.wide_resnet import WideResNet
 
 __all__ = [
     "NAMES",
@@ -26,27 +29,47 @@ __all__ = [
     "Discriminator",
     "Generator",
     "InceptionV3",
+    "ResNet",
+    "WideResNet",
     "build",
     "input_shape",
     "last_norms",
+    "without_relu",
 ]
 
-NAMES = ("cifar-cnn", "inception-v3", "densenet-19-12", "densenet-40-12", "densenet-100-12", "digits-cnn")
+NAMES = (
+    "cifar-cnn",
+    "inception-v3",
+    "densenet-19-12",
+    "densenet-40-12",
+    "densenet-100-12",
+    "digits-cnn",
+    "resnet-18",
+    "resnet-34",
+    "wide-resnet-16-4",
+)
 
-_DENSENET = re.compile(r"densenet-([1-9]\d*)-([1-9]\d*)")  # depth, growth
-_Model = type[CifarCNN] | type[InceptionV3] | type[DigitsCNN] | type[DenseNet]
+_SIZES = r"([1-9]\d*)-([1-9]\d*)"  # depth and growth, or depth and width
+_Sized = type[DenseNet] | type[WideResNet]
+_SIZED: dict[str, _Sized] = {"densenet": DenseNet, "wide-resnet": WideResNet}
+_RESNETS = {"resnet-18": 18, "resnet-34": 34}
+_Model = type[CifarCNN] | type[InceptionV3] | type[DigitsCNN] | type[ResNet] | _Sized
 _MODELS: dict[str, _Model] = {"cifar-cnn": CifarCNN, "inception-v3": InceptionV3, "digits-cnn": DigitsCNN}
 
 
 def build(name: str, num_classes: int) -> nn.Module:
-    """A new classifier with batch norms, by its name: one of ``NAMES``, or "densenet-L-k" for any depth L and growth k.
+    """A new classifier with batch norms, by its name: one of ``NAMES``, "densenet-L-k" for any depth L and growth k, or
+    "wide-resnet-D-W" for any depth D and width W.
 
     Example:
         >>> model = mixnorm_lab.models.build("inception-v3", 100)
         >>> mixnorm.convert(model, mixnorm_lab.models.last_norms("inception-v3", "inc3/0"), num_components=3)
     """
-    if sizes := _DENSENET.fullmatch(name):
-        return DenseNet(int(sizes[1]), int(sizes[2]), num_classes)
+    if sized := _sized(name):
+        kind, first, second = sized
+        return kind(first, second, num_classes)
+    if name in _RESNETS:
+        return ResNet(_RESNETS[name], num_classes)
     return _find(name)(num_classes)
 
 
@@ -60,10 +83,10 @@ def last_norms(name: str, layer: str) -> list[str]:
 
     Args:
         name: of the model, as in :func:`build`.
-        layer: as the paper writes it, such as "conv3", "transition1", "red1" or "inc2/0".
+        layer: as the paper writes it, such as "conv3", "transition1", "red1" or "inc2/0"; or "relu" or "sum" of a ResNet.
 
     Returns:
-        Module names, for ``mixnorm.convert``.
+        Names or globs of modules, for ``mixnorm.convert``.
     """
     layers = _find(name).layers
     if layer not in layers:
@@ -71,9 +94,24 @@ def last_norms(name: str, layer: str) -> list[str]:
     return list(layers[layer])
 
 
+def without_relu(name: str) -> list[str]:
+    """Globs of the norms of a model that no ReLU follows, into which none can be moved."""
+    return list(_find(name).layers.get("sum", []))
+
+
+def _sized(name: str) -> tuple[_Sized, int, int] | None:
+    """The class that a name such as "densenet-40-12" stands for, and its two sizes."""
+    for start, kind in _SIZED.items():
+        if sizes := re.fullmatch(f"{start}-{_SIZES}", name):
+            return kind, int(sizes[1]), int(sizes[2])
+    return None
+
+
 def _find(name: str) -> _Model:
-    if _DENSENET.fullmatch(name):
-        return DenseNet
+    if sized := _sized(name):
+        return sized[0]
+    if name in _RESNETS:
+        return ResNet
     if name not in _MODELS:
         raise ValueError(f"there is no model {name!r}: use {_nearest(name, NAMES)}")
     return _MODELS[name]

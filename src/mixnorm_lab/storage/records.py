@@ -39,6 +39,8 @@ REQUIRED = (
     "seconds",
 )
 OPTIONAL = ("recalibrated_loss", "recalibrated_error", "components", "mixtures")
+# Of the last epoch alone, and only if the run was asked for them.
+ASKED = ("train_eval_loss", "train_eval_error")
 # The same of a generator's training. The distance is there where it was measured, with the features and samples it is of.
 GAN_REQUIRED = ("epoch", "steps", "generator_loss", "discriminator_loss", "learning_rate", "train_seconds", "seconds")
 GAN_OPTIONAL = ("distance", "recalibrated_distance", "features", "samples", "components", "mixtures")
@@ -110,12 +112,14 @@ class Writer:
         self.write("run", version=VERSION, config=config.to_json(), environment=dict(environment), started=now())
 
     def epoch(self, values: Mapping[str, Any]) -> None:
-        """Values of all ``REQUIRED``, and of those ``OPTIONAL`` ones there are; or of a generator's."""
+        """Values of all ``REQUIRED``, and of those ``OPTIONAL`` and ``ASKED`` ones there are; or of a generator's."""
         required, optional = fields(gan="generator_loss" in values)
-        unknown = sorted(values.keys() - {*required, *optional})
+        unknown = sorted(values.keys() - {*required, *optional, *ASKED})
         if unknown:
             raise ValueError(f"an epoch has no {unknown[0]}: a record holds {', '.join((*required, *optional))}")
-        self.write("epoch", **{name: values[name] for name in required}, **{name: values.get(name) for name in optional})
+        asked = {name: values[name] for name in ASKED if name in values}
+        told = {name: values[name] for name in required} | {name: values.get(name) for name in optional} | asked
+        self.write("epoch", **told)
 
     def resume(self, epoch: int, environment: Mapping[str, Any]) -> None:
         """The run goes on after ``epoch`` epochs; later ones in the record are measured again."""
@@ -308,6 +312,7 @@ def _add_epoch(record: Record, line: dict[str, Any]) -> None:
     if not (isinstance(line["epoch"], int) and isinstance(line["steps"], int) and line["epoch"] >= 1):
         raise ValueError("epoch and steps must be whole numbers from 1 on")
     values = {name: line[name] for name in required} | {name: line.get(name) for name in optional}
+    values |= {name: line[name] for name in ASKED if name in line}
     earlier = [epoch for epoch in record.epochs if epoch["epoch"] != line["epoch"]]
     record.epochs = sorted([*earlier, values], key=lambda epoch: epoch["epoch"])
 

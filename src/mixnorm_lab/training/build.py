@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
-from mixnorm_lab import data, models
-from mixnorm_lab.config.run_config import Mixture, RunConfig, is_own
+from mixnorm_lab import data, models, norms
+from mixnorm_lab.config.run_config import RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident
 from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.data.sources import Loaders, Source, told
+from mixnorm_lab.training.mixtures import mixture_norms
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
 
@@ -49,9 +51,10 @@ def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Do
         elif config.data not in sizes:
             dataset = _dataset(config.data, folder, progress)
             sizes[config.data] = (dataset.num_classes, tuple(dataset.train.images.shape[1:]))
-        if (config.model, config.data, config.mixture) not in checked:
+        different = (config.model, config.data, config.mixture, config.norm, config.norm_layers)
+        if different not in checked:
             make_model(config, *sizes[config.data])
-            checked.append((config.model, config.data, config.mixture))
+            checked.append(different)
 
 
 def check_shared(config: RunConfig, team: Team) -> None:
@@ -60,6 +63,8 @@ def check_shared(config: RunConfig, team: Team) -> None:
         return
     if config.gan is not None:
         raise ValueError(f"{config.name} trains a generator, which runs in one process: leave torchrun out")
+    if config.norm is not None:
+        raise ValueError(f"{config.norm} takes its statistics in one process: leave torchrun out")
     if is_own(config.data):
         raise ValueError(
             f"{config.data} is read in one process: leave torchrun out, or use a data set that mixnorm reads itself"
@@ -105,7 +110,10 @@ def make_model(
             )
         model = models.build(config.model, num_classes)
     if config.mixture is not None:
-        model = convert(model, norms(config.model, config.mixture), **config.mixture.options)
+        model = convert(model, modules_of(config.model, config.mixture.layers), **config.mixture.options)
+        _activate_where_a_relu_follows(model, config.model)
+    if config.norm is not None:
+        norms.replace_norms(model, config.norm, modules_of(config.model, config.norm_layers))
     if config.norm_momentum is not None:
         for norm in model.modules():
             if isinstance(norm, (_BatchNorm, MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)):
@@ -113,15 +121,23 @@ def make_model(
     return model
 
 
-def norms(model: str, mixture: Mixture) -> list[str]:
-    """The modules to convert: the paper's layer names of a known model stand for their last norms, all else for itself."""
+def modules_of(model: str, layers: Sequence[str]) -> list[str]:
+    """The norms that layers mean: the layer names of a known model stand for some of its norms, all else for itself."""
     found = []
-    for layer in mixture.layers:
+    for layer in layers:
         try:
             found += models.last_norms(model, layer)
         except ValueError:
             found.append(layer)
     return found
+
+
+def _activate_where_a_relu_follows(model: nn.Module, name: str) -> None:
+    """Takes the activation out of mixture norms whose output a known model adds to something before its ReLU."""
+    sums = [] if is_own(name) else models.without_relu(name)
+    for place, norm in mixture_norms(model).items():
+        if any(fnmatchcase(place, glob) for glob in sums):
+            norm.activation = None
 
 
 def own(name: str) -> Callable[..., Any]:

@@ -8,15 +8,19 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import recalibrate
 from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Source
 from mixnorm_lab.training.loop import TrainingLoop, load_statistics
+from mixnorm_lab.training.mixtures import mixture_norms
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.step import Step, autocast
 from mixnorm_lab.training.team import ALONE, Team
 
+TRAINING_IMAGES = 10_000  # at most, of those that are evaluated in the end
 GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
 
 
@@ -33,12 +37,14 @@ class ClassifierStep(Step):
         bf16: bool,
         team: Team = ALONE,
         torch_compile: bool = False,
+        label_smoothing: float = 0.0,
     ) -> None:
         super().__init__(source, source.steps_per_epoch, device=device, bf16=bf16, team=team)
         if torch_compile and team.size > 1:
             raise ValueError("several processes that train together are not compiled: leave --compile out")
         self.model = model
         self.optimizer = optimizer
+        self.label_smoothing = label_smoothing
         if torch_compile:
             self._torch_compiled = torch.compile(model)
 
@@ -47,7 +53,7 @@ class ClassifierStep(Step):
         with self.autocast:
             logits = self._forward(images)
         logits = logits.float()
-        loss = F.cross_entropy(logits, labels)
+        loss = F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
         loss.backward()
         numbers = loss.detach(), (logits.argmax(1) != labels).float().mean()
         gradients = (parameter.grad for parameter in self.model.parameters())
@@ -77,10 +83,19 @@ class ClassifierLoop(TrainingLoop):
     ) -> None:
         super().__init__(config, {"model": model}, "model", source, device, team)
         self.step = ClassifierStep(
-            model, self.optimizers["model"], source, device=device, bf16=self.bf16, team=team, torch_compile=config.compile
+            model,
+            self.optimizers["model"],
+            source,
+            device=device,
+            bf16=self.bf16,
+            team=team,
+            torch_compile=config.compile,
+            label_smoothing=config.label_smoothing,
         )
 
     def numbers(self, means: tuple[float, float]) -> dict[str, Any]:
+        load_statistics(self.evaluated, self.watched)
+        trained = self._evaluate_training_images() if self.epoch == self.config.epochs and self.config.train_eval else {}
         test, fresh = self._evaluate()
         return {
             "train_loss": means[0],
@@ -89,22 +104,42 @@ class ClassifierLoop(TrainingLoop):
             "test_error": test[1],
             "recalibrated_loss": fresh[0],
             "recalibrated_error": fresh[1],
+            **trained,
         }
+
+    def _evaluate_training_images(self) -> dict[str, float]:
+        """The loss and the error of training images as of test images: without crops, flips, smoothed labels and the noise
+        of the batches."""
+        assert isinstance(self.source, Resident)
+        batches = self.source.plain_train_batches(self._batch, TRAINING_IMAGES)
+        found = evaluate(self.evaluated, batches, device=self.device, bf16=self.bf16, team=self.team).tolist()
+        return {"train_eval_loss": found[0], "train_eval_error": found[1]}
+
+    @property
+    def _batch(self) -> int:
+        """How many images are evaluated at a time."""
+        return GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
 
     def _evaluate(self) -> tuple[list[float], list[float | None]]:
         """The test images' loss and error, with the running statistics, and if asked for with fresh ones."""
-        model, batch = self.evaluated, GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
-        load_statistics(model, self.watched)
+        model, batch = self.evaluated, self._batch
         where: dict[str, Any] = {"device": self.device, "bf16": self.bf16, "team": self.team}
         test = evaluate(model, self.source.test_batches(batch), **where)
         if not test[0].isfinite() and any(not images.isfinite().all() for images, _ in self.source.test_batches(batch)):
             raise NotFinite("the images to test on are not finite: remove what is infinite or not a number from the data")
         if not self.config.recalibrate:
             return test.tolist(), [None, None]
+        if not has_statistics(model):  # nothing to refill, so that it is evaluated in one way
+            return test.tolist(), test.tolist()
         with autocast(self.device, self.bf16):
             recalibrate(model, self.source.train_batches(self.config.recalibrate, seed=self.config.seed + self.epoch))
         fresh = evaluate(model, self.source.test_batches(batch), **where)
         return test.tolist(), fresh.tolist()
+
+
+def has_statistics(model: nn.Module) -> bool:
+    """Whether a model has norms whose statistics can be refilled."""
+    return bool(mixture_norms(model)) or any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 @torch.no_grad()

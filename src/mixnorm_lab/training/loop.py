@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.config.run_config import PER_STEP, RunConfig
 from mixnorm_lab.data.sources import Source, seed_everything
 from mixnorm_lab.storage.snapshots import snapshot_epochs
 from mixnorm_lab.training.mixtures import components_in_use, snapshot
 from mixnorm_lab.training.not_finite import IMAGES, NotFinite, find_origin
-from mixnorm_lab.training.optimizers import build_optimizer, set_rate
+from mixnorm_lab.training.optimizers import build_optimizer, follow_rates, set_rate
 from mixnorm_lab.training.progress import RunProgress
 from mixnorm_lab.training.shared_norms import share_norms
 from mixnorm_lab.training.step import Step
@@ -43,6 +43,7 @@ class TrainingLoop(ABC):
     """
 
     step: Step
+    _rates: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -154,10 +155,24 @@ class TrainingLoop(ABC):
         rate = config.schedule.rate(config.optimizer.lr, self.epoch, config.epochs)
         for optimizer in self.optimizers.values():
             set_rate(optimizer, rate)
+        if config.schedule.name in PER_STEP:
+            self._set_rates(config.schedule.rates(config.optimizer.lr, self.epoch, config.epochs, self.step.steps))
         seed_everything(config.seed, self.epoch, self.team.rank)
         self.source.start_epoch(config.seed, self.epoch)
         self.step.start_epoch()
         return rate
+
+    def _set_rates(self, rates: list[float]) -> None:
+        """Puts the rates of the steps of an epoch to where the optimizers read them: always the same place, because a CUDA
+        graph goes on reading from it. In fp64 on a CPU, whose optimizers take a number."""
+        dtype = torch.float64 if self.device.type == "cpu" else torch.float32
+        new = torch.tensor(rates, dtype=dtype)
+        if self._rates is None:
+            self._rates = new.to(self.device)
+            for optimizer in self.optimizers.values():
+                follow_rates(optimizer, self._rates, self.step.number)
+        else:
+            self._rates.copy_(new)
 
     def _explanation(self, number: int, before: dict[str, Any]) -> str:
         """Why the loss of a step (from 0) is not finite: the epoch runs again up to it, and every layer is watched."""

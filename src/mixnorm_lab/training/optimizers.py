@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mixnorm_lab.config.run_config import Optimizer
 
@@ -15,8 +15,13 @@ RMSPROP_EPS = 1e-8  # the default of the paper's framework, added to the root, a
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
-    """An optimizer that adds weight decay to the gradient. On a GPU its step can be captured, and its rate is a tensor."""
-    wanted = [parameter for parameter in parameters if parameter.requires_grad]
+    """An optimizer that adds weight decay to the gradient, unless it is AdamW. On a GPU a step can be captured, and the rate
+    is a tensor."""
+    wanted: Any = [parameter for parameter in parameters if parameter.requires_grad]
+    if settings.decayed == "weights":
+        # Norms and biases have one dimension, and whatever else has weights more.
+        spared = [parameter for parameter in wanted if parameter.dim() < 2]
+        wanted = [{"params": [p for p in wanted if p.dim() >= 2]}, {"params": spared, "weight_decay": 0.0}]
     on_gpu = device.type == "cuda"
     common: dict[str, Any] = {
         "lr": torch.tensor(settings.lr, device=device) if on_gpu else settings.lr,
@@ -26,11 +31,13 @@ def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer, dev
     if settings.name == "rmsprop":
         kind = _rmsprop(on_gpu)
         optimizer = kind(wanted, alpha=settings.smoothing, eps=RMSPROP_EPS, capturable=on_gpu, **common)
-    elif settings.name == "nesterov":
+    elif settings.name in ("nesterov", "sgd"):
         momentum = settings.momentum
-        optimizer = torch.optim.SGD(wanted, momentum=momentum, nesterov=momentum > 0, fused=on_gpu, **common)
+        nesterov = settings.name == "nesterov" and momentum > 0
+        optimizer = torch.optim.SGD(wanted, momentum=momentum, nesterov=nesterov, fused=on_gpu, **common)
     else:
-        optimizer = torch.optim.Adam(wanted, betas=settings.betas, capturable=on_gpu, fused=on_gpu, **common)
+        adam = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
+        optimizer = adam(wanted, betas=settings.betas, capturable=on_gpu, fused=on_gpu, **common)
     if on_gpu:
         optimizer.register_step_pre_hook(align_gradients)
     return optimizer
@@ -56,9 +63,26 @@ def align_gradients(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
 
 
+def follow_rates(optimizer: torch.optim.Optimizer, rates: Tensor, number: Tensor) -> None:
+    """Gives every step of an optimizer the rate of its number, from now on. Both tensors may change between two steps.
+
+    Where the rate is a tensor, it is copied on the device, so that a captured step has a new one in each replay.
+    """
+
+    def take(*_: Any) -> None:
+        rate = rates.index_select(0, number.view(1))[0]
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = float(rate)
+
+    optimizer.register_step_pre_hook(take)
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], torch.Tensor):
+        if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)  # in place: a captured step reads this address
         else:
             group["lr"] = rate

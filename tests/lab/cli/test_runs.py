@@ -264,6 +264,46 @@ def test_a_users_mistake(model, data, sentence, users):
     assert re.search(sentence, mistake("compare", *arguments))
 
 
+def test_norms_side_by_side(tmp_path, no_pictures):
+    out = ["--out", tmp_path / "out", "--seeds", 1, "--epochs", 1, "--batch-size", 256, *QUICK]
+    result = invoke("compare", "--norms", "ghost-32, group-32,mixture:em_iters=0:layers=conv1+conv3", "--train-eval", *out)
+    names = ["batch-norm", "ghost-32", "group-32", "mixture-norm,em_iters=0,layers=conv1+conv3"]
+    assert [record.config.name for record in records.find(tmp_path / "out")] == names
+    for name in names[:3]:
+        assert re.search(rf"^{name} +1 ", result.stdout, re.MULTILINE)
+    assert result.stdout.count("Norms side by side: digits-cnn") == 1
+    assert "Largest test accuracy" not in result.stdout  # that is in the report
+    for begun in ("Ghost batch norm (ghost-32) ", "Group norm (group-32) ", "Mixture norm (mixture-norm,em_iters=0"):
+        assert f"\n{begun}" in result.stdout
+    last = records.find(tmp_path / "out")[3]
+    assert last.config.mixture.layers == ("conv1", "conv3")
+    assert last.config.mixture.options["em_iters"] == 0
+    assert last.epochs[-1]["train_eval_loss"] > 0
+    more = json.loads(invoke("compare", "--norms", "batch,layer", "--train-eval", *out, "--json").stdout)
+    assert [row["run"] for row in more["tables"][0]["rows"]] == ["batch-norm", "layer"]
+    assert len(records.find(tmp_path / "out")) == 5  # batch norm was there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["compare", "--norms", "batch,gost-32"], "there is no norm 'gost-32': use ghost-32"),
+        (["compare", "--norms", "mixture:speed=1"], "option 'speed' is unknown to mixture norm: choose from"),
+        (["compare", "--norms", "layer", "--task", "gan"], "--task gan comes with its own --norms: leave that out"),
+        (["compare", "--norms", "layer", "--layers", "conv9"], "'conv9' matches no batch norm: the model has conv1.norm"),
+        (
+            ["train", "--norm", "layer", "-k", 3],
+            "-k, --em-iters and -o are of mixture norms: leave them out with --norm layer",
+        ),
+        (["train", "cifar-cnn/cifar10/bn-2", "--norm", "layer"], "comes with its own --norm: leave that out"),
+        (["train", "--recipe", "onecycle"], "there is no recipe 'onecycle': use one-cycle"),
+    ],
+)
+def test_a_mistake_about_norms_or_recipes(arguments, sentence, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sentence in mistake(*arguments, "--device", "cpu")
+
+
 # --- train, reproduce, report, data ---------------------------------------------------------------------------------------
 
 
@@ -282,6 +322,16 @@ def test_one_run_of_either_norm(tmp_path):
     assert (config.seed, config.batch_size, config.optimizer.lr, config.epochs) == (3, 256, 0.01, 1)
     assert found[1].epochs[0]["components"].keys() == {"conv2.norm", "conv3.norm"}
     assert (config.mixture.options["num_components"], config.mixture.options["backend"]) == (2, "reference")
+
+
+def test_one_run_of_another_norm_by_a_recipe(tmp_path):
+    arguments = ["--recipe", "one-cycle", "--epochs", 1, "--lr", 0.05, "--device", "cpu", "--out", tmp_path]
+    invoke("train", "--norm", "ghost-64", "--layers", "conv1,conv2", *arguments)
+    [record] = records.find(tmp_path)
+    config = record.config
+    assert config.name == "digits-cnn/digits/ghost-64"
+    assert (config.norm, config.norm_layers, config.mixture) == ("ghost-64", ("conv1", "conv2"), None)
+    assert (config.schedule.name, config.label_smoothing, config.optimizer.lr) == ("one-cycle", 0.1, 0.05)
 
 
 def test_an_absurd_learning_rate(tmp_path):

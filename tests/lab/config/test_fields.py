@@ -43,7 +43,8 @@ def test_a_new_field_is_a_row_where_it_has_a_value_and_older_runs_keep_their_ide
 def test_the_order_of_options_and_of_rows():
     assert list(OPTIONS) == [
         "model", "layers", "components", "em_iters", "option", "epochs", "batch_size", "optimizer", "lr", "weight_decay",
-        "recalibrate", "precision", "validation", "norm_momentum", "average", "compile",
+        "decayed", "schedule", "warmup", "recalibrate", "precision", "validation", "norm_momentum", "average", "compile",
+        "label_smoothing", "train_eval",
     ]  # fmt: skip
     generator = replace(catalog.get("dcgan/cifar10/mn").config, norm_momentum=0.5)
     assert list(fields.rows(generator)) == [
@@ -60,6 +61,13 @@ def test_what_rows_say():
     assert (told["refilled from"], told["crops and flips"], told["batch size"]) == ("4 batches", "no", "8")
     assert (told["optimizer"], told["weight decay"]) == ("rmsprop, smoothing 0.9", "2e-05")
     assert (told["schedule"], told["norm"], told["layers"]) == ("× 0.93 every epoch", "mixture norm", "conv2")
+    assert "label smoothing" not in told
+    recipe = {"label_smoothing": 0.1, "schedule": "one-cycle", "decayed": "weights", "optimizer": "sgd"}
+    told = fields.rows(DIGITS.with_options(recipe))
+    assert (told["label smoothing"], told["optimizer"]) == ("0.1", "sgd, momentum 0.9")
+    assert told["weight decay"] == "2e-05, without norms and biases"
+    assert told["schedule"] == "one cycle: up in 30% of the steps, then in a line down to 0"
+    assert fields.rows(DIGITS.with_options({"schedule": "cosine"}))["schedule"] == "cosine: then down to 0"
     step = fields.rows(catalog.get("densenet-40/cifar100/bn").config)
     assert (step["schedule"], step["norm"]) == ("× 0.1 at 50%, 75% of the training", "batch norm")
     assert fields.rows(replace(DIGITS, data="my_module:loaders"))["batch size"] == "that of the loaders"

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 from mixnorm_lab.config import catalog
@@ -53,6 +54,10 @@ def test_the_name_does_not_count_and_everything_else_does():
         config(recalibrate=10),
         config(validation=0.1),
         config(norm_momentum=0.5),
+        config(label_smoothing=0.1),
+        config(optimizer=Optimizer("rmsprop", lr=0.01, weight_decay=2e-5, decayed="weights")),
+        config(schedule=Schedule("one-cycle")),
+        config(schedule=Schedule("one-cycle", warmup=0.2)),
     ]
     identities = {other.identity() for other in others}
     assert len(identities) == len(others)
@@ -79,7 +84,8 @@ def test_what_came_later_changes_no_identity():
     old = catalog.get("cifar-cnn/cifar10/bn-2").config
     assert old.identity() == "45f32ea95223465d"
     assert "gan" not in old.to_json()
-    assert "betas" not in old.to_json()["optimizer"]
+    assert not {"betas", "decayed"} & old.to_json()["optimizer"].keys()
+    assert not {"warmup"} & old.to_json()["schedule"].keys()
 
 
 def test_a_generators_settings_are_part_of_it():
@@ -110,6 +116,28 @@ def test_step_schedule_is_not_one_epoch_late_by_rounding():
     assert Schedule("step", factor=0.5, at=(0.7,)).rate(1.0, 7, 10) == 0.5
 
 
+def test_one_cycle_goes_up_in_a_line_and_down_in_a_line():
+    """10 epochs of 10 steps: the corners are at steps 0, 30 and 100, and a step has the rate of its middle."""
+    schedule = Schedule("one-cycle")
+    rates = [rate for epoch in range(10) for rate in schedule.rates(0.2, epoch, 10, 10)]
+    corners = [(0, 0.0), (30, 0.2), (100, 0.0)]
+    assert rates == pytest.approx(list(np.interp(np.arange(100) + 0.5, *zip(*corners, strict=True))))
+    assert schedule.rate(0.2, 3, 10) == pytest.approx((rates[34] + rates[35]) / 2)
+    assert max(Schedule("one-cycle", warmup=0.1).rates(1.0, 0, 1, 100)[:10]) == pytest.approx(0.95)
+
+
+def test_cosine_is_half_a_period_after_its_warm_up():
+    plain = Schedule("cosine").rates(0.2, 0, 1, 40)
+    assert plain == pytest.approx([0.1 * (1 + math.cos(math.pi * (step + 0.5) / 40)) for step in range(40)])
+    rising = Schedule("cosine", warmup=0.2).rates(0.2, 0, 1, 50)
+    assert rising[:10] == pytest.approx([0.2 * (step + 0.5) / 10 for step in range(10)])
+    assert rising[10:] == pytest.approx(plain)
+
+
+def test_other_schedules_keep_their_rate_for_an_epoch():
+    assert Schedule("exponential", factor=0.5, every=1).rates(0.1, 2, 5, 3) == [0.025] * 3
+
+
 def test_constant_schedule():
     assert {Schedule("constant").rate(0.3, epoch, 5) for epoch in range(5)} == {0.3}
 
@@ -117,11 +145,13 @@ def test_constant_schedule():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Optimizer("sgd", 0.1), "choose one of rmsprop, nesterov, adam"),
+        (lambda: Optimizer("lion", 0.1), "choose one of rmsprop, nesterov, adam, sgd, adamw"),
+        (lambda: Optimizer("sgd", 0.1, decayed="norms"), "choose one of all, weights"),
         (lambda: Optimizer("adam", -1.0), "learning rate"),
         (lambda: Optimizer("adam", math.nan), "learning rate"),
         (lambda: Optimizer("adam", 0.1, weight_decay=-1), "weight decay"),
-        (lambda: Schedule("cosine"), "exponential, step, constant"),
+        (lambda: Schedule("linear"), "exponential, step, constant, one-cycle, cosine"),
+        (lambda: Schedule("cosine", warmup=1.0), "warmup"),
         (lambda: Schedule("step", at=(50,)), "shares"),
         (lambda: Optimizer("adam", 0.1, betas=(0.5, 1.0)), "betas"),
         (lambda: Gan(features="vgg"), "cifar-features, inception-2015"),
@@ -131,6 +161,10 @@ def test_constant_schedule():
         (lambda: config(batch_size=0), "batch size"),
         (lambda: config(precision="fp16"), "fp32, bf16"),
         (lambda: config(validation=1.0), "validation"),
+        (lambda: config(gan=Gan(), train_eval=True), "trains a generator: leave --train-eval out"),
+        (lambda: config(data="my_module:loaders", train_eval=True), "loaders of its own.*leave --train-eval out"),
+        (lambda: config(label_smoothing=1.0), "label smoothing"),
+        (lambda: config(gan=Gan(), label_smoothing=0.1), "no labels: leave --label-smoothing out"),
         (lambda: RunConfig.from_json({**config().to_json(), "speed": 1}), "unknown field 'speed'"),
         (lambda: RunConfig.from_json({"name": "run"}), "Optimizer"),
         (lambda: RunConfig.from_json({**config().to_json(), "optimizer": {"name": "adam"}}), "lr"),

@@ -228,3 +228,18 @@ def test_a_graph_holds_a_batch_and_its_step(use_kernel):
         part = found[4 * number : 4 * number + 4]
         assert torch.equal(torch.cat([images for images, _ in part]).cpu(), expected)
         assert torch.equal(torch.cat([labels for _, labels in part]).cpu(), wanted)
+
+
+def test_plain_training_images_are_the_same_each_time_and_evenly_spaced():
+    digits = load("digits")
+    source = Resident(digits, 64, device="cpu", augment=True)
+    every = [torch.cat(parts) for parts in zip(*source.plain_train_batches(100, 10_000), strict=True)]
+    assert torch.equal(every[1], digits.train.labels)
+    values = digits.train.images.double()
+    torch.testing.assert_close(every[0].double(), (values - values.mean()) / values.std(correction=0), rtol=1e-5, atol=1e-5)
+    some = [torch.cat(parts) for parts in zip(*source.plain_train_batches(7, 20), strict=True)]
+    chosen = [i * len(digits.train) // 20 for i in range(20)]
+    assert torch.equal(some[0], every[0][chosen])
+    shares = [Resident(digits, 64, device="cpu", share=(rank, 2)) for rank in (0, 1)]
+    labels = [label for share in shares for _, part in share.plain_train_batches(7, 20) for label in part.tolist()]
+    assert labels == digits.train.labels[chosen].tolist()

@@ -1,5 +1,7 @@
 """The models: published parameter counts, the shapes of the paper's tables, names that a conversion can point at."""
 
+import fnmatch
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import nn
 
 import mixnorm
 from mixnorm_lab import models
-from mixnorm_lab.models import CifarCNN, DenseNet, DigitsCNN, Discriminator, Generator, InceptionV3
+from mixnorm_lab.models import CifarCNN, DenseNet, DigitsCNN, Discriminator, Generator, InceptionV3, ResNet, WideResNet
 
 
 def parameters(model):
@@ -72,6 +74,70 @@ def test_densenet_keeps_the_memory_format():
     model.last_norm.register_forward_hook(lambda _m, i, _y: seen.append(i[0]))
     model(torch.randn(2, 3, 32, 32).contiguous(memory_format=torch.channels_last))
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "count"),
+    [
+        ("resnet-18", 100, 11_220_132),
+        ("resnet-18", 10, 11_173_962),
+        ("resnet-34", 10, 21_282_122),
+        ("wide-resnet-16-4", 10, 2_748_890),
+        ("wide-resnet-28-10", 10, 36_479_194),
+    ],
+)
+def test_residual_networks_have_the_published_numbers_of_parameters(name, classes, count):
+    with torch.device("meta"):
+        assert parameters(models.build(name, classes)) == count
+
+
+def test_resnet_shapes():
+    shapes = shapes_after(ResNet(18, 7), torch.randn(2, 3, 32, 32))
+    assert shapes["stem"] == shapes["stage1"] == shapes["stage1.0.conv2.norm"] == (64, 32, 32)
+    assert shapes["stage2.0.shortcut"] == shapes["stage2"] == (128, 16, 16)
+    assert (shapes["stage3"], shapes["stage4"], shapes[""]) == ((256, 8, 8), (512, 4, 4), (7,))
+
+
+def test_wide_resnet_shapes():
+    shapes = shapes_after(WideResNet(10, 2, 7), torch.randn(2, 3, 32, 32))
+    assert (shapes["stem"], shapes["stage1"]) == ((16, 32, 32), (32, 32, 32))
+    assert shapes["stage2.0.norm1"] == (32, 32, 32)
+    assert (shapes["stage2"], shapes["stage3"], shapes[""]) == ((64, 16, 16), (128, 8, 8), (7,))
+
+
+@pytest.mark.parametrize("depth", [4, 9, 18, 41])
+def test_wide_resnet_depth_must_fit_three_stages(depth):
+    with pytest.raises(ValueError, match=r"use \d+ or \d+") as error:
+        WideResNet(depth)
+    for word in str(error.value).split()[-3::2]:
+        WideResNet(int(word), 1)
+
+
+def test_resnet_has_depths_of_its_own():
+    with pytest.raises(ValueError, match="use 18 or 34"):
+        ResNet(20)
+
+
+@pytest.mark.parametrize(("name", "sums"), [("resnet-18", 8 + 3), ("wide-resnet-10-1", 0)])
+def test_relu_and_sum_are_the_norms_that_a_relu_follows_and_the_others(name, sums):
+    """A ReLU follows a norm exactly if to put one there changes nothing."""
+    torch.manual_seed(0)
+    model = models.build(name, 5).eval()
+    for norm in norms_in(model):
+        nn.init.normal_(model.get_submodule(norm).bias)
+    x = torch.randn(1, 3, 32, 32)
+    followed, added = [], []
+    with torch.no_grad():
+        expected = model(x)
+        for norm in norms_in(model):
+            handle = model.get_submodule(norm).register_forward_hook(lambda _m, _i, y: y.relu())
+            (followed if torch.equal(model(x), expected) else added).append(norm)
+            handle.remove()
+    assert len(added) == sums
+    assert sorted(n for glob in models.last_norms(name, "relu") for n in fnmatch.filter(norms_in(model), glob)) == sorted(
+        followed
+    )
+    assert sorted(n for glob in models.without_relu(name) for n in fnmatch.filter(norms_in(model), glob)) == sorted(added)
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -219,6 +285,11 @@ def test_any_densenet_has_a_name():
     assert models.last_norms("densenet-10-4", "transition2") == ["transition2.norm"]
 
 
+def test_any_wide_resnet_has_a_name():
+    assert parameters(models.build("wide-resnet-22-2", 5)) == parameters(WideResNet(22, 2, 5))
+    assert models.input_shape("wide-resnet-22-2") == (3, 32, 32)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -228,6 +299,8 @@ def test_any_densenet_has_a_name():
         (lambda: models.build("densenet-40-0", 10), "use densenet-40-12"),
         (lambda: models.build("?", 10), "use " + " or ".join(models.NAMES)),
         (lambda: models.build("densenet-20-12", 10), "use 19 or 22"),
+        (lambda: models.build("resnet18", 10), "use resnet-18"),
+        (lambda: models.build("wide-resnet-18-4", 10), "use 16 or 22"),
         (lambda: models.input_shape("cifar-cn"), "use cifar-cnn$"),
         (lambda: models.last_norms("cifar-cnn", "conv9"), "cifar-cnn has no layer 'conv9': use conv4 or"),
         (lambda: models.last_norms("inception-v3", "inc4/0"), "use inc3/0 or inc2/0 or inc1/0$"),
@@ -290,7 +363,7 @@ def test_norms_can_be_converted_by_name(model, select, count):
     backward(model, torch.randn(4, 3, 32, 32))
 
 
-@pytest.mark.parametrize("model", [CifarCNN, DenseNet, DigitsCNN, InceptionV3, Generator, Discriminator])
+@pytest.mark.parametrize("model", [CifarCNN, DenseNet, DigitsCNN, InceptionV3, ResNet, WideResNet, Generator, Discriminator])
 def test_the_norm_is_injected(model):
     kinds = {type(m) for m in model(norm=lambda channels: nn.GroupNorm(1, channels)).modules()}
     assert nn.GroupNorm in kinds

@@ -14,8 +14,10 @@ from mixnorm_lab.config.presets import DIGITS, OWN, defaults, with_norm
 from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.sources import Loaders
+from mixnorm_lab.norms import GhostBatchNorm
 from mixnorm_lab.training import build
 from mixnorm_lab.training.not_finite import NotFinite
+from mixnorm_lab.training.team import Team
 
 CPU = torch.device("cpu")
 MODULE = """
@@ -51,6 +53,19 @@ def module(tmp_path, monkeypatch):
 
 def own(model, data="digits", mixture=False):
     return with_norm(dataclasses.replace(OWN, model=model, data=data, batch_size=4), "own", 0, mixture=mixture)
+
+
+@pytest.mark.parametrize(("layers", "count"), [("*", 20), ("stage2", 5), ("relu", 9), ("sum", 11)])
+def test_an_activation_is_moved_into_norms_that_a_relu_follows(layers, count):
+    """In a residual block the second norm's output is added first, so that a ReLU inside would change the model."""
+    mixture = Mixture((layers,), {"num_components": 2, "activation": "relu"})
+    config = dataclasses.replace(defaults("cifar10", "cifar-cnn"), model="resnet-18", mixture=mixture)
+    with torch.device("meta"):
+        model = build.make_model(config, 10, (3, 32, 32))
+    norms = {name: m.activation for name, m in model.named_modules() if isinstance(m, MixtureNorm2d)}
+    assert len(norms) == count
+    for name, activation in norms.items():
+        assert activation == ("relu" if name == "stem.norm" or "conv1" in name else None), name
 
 
 # --- the paper's models -------------------------------------------------------------------------------------------------
@@ -93,8 +108,8 @@ def test_both_norms_begin_with_the_same_weights_and_another_seed_with_others():
 
 
 def test_layers_are_the_papers_names_or_globs_of_modules():
-    assert build.norms("inception-v3", Mixture(("inc2/0", "red*"))) == [*models.last_norms("inception-v3", "inc2/0"), "red*"]
-    assert build.norms("my_module:build", Mixture(("conv3",))) == ["conv3"]
+    assert build.modules_of("inception-v3", ("inc2/0", "red*")) == [*models.last_norms("inception-v3", "inc2/0"), "red*"]
+    assert build.modules_of("my_module:build", ("conv3",)) == ["conv3"]
 
 
 def test_a_model_for_other_images_is_refused_before_it_is_built():
@@ -221,3 +236,27 @@ def test_memory_that_is_full_says_what_to_do():
     config = with_norm(DIGITS, "run", 0, mixture=False)
     with pytest.raises(ValueError, match="use a smaller batch, or run fewer --jobs"), build.explained(config):
         raise torch.OutOfMemoryError
+
+
+# --- norms to compare with ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("layers", "replaced"), [(("*",), 3), (("conv1", "conv3"), 2)])
+def test_a_norm_replaces_batch_norms(layers, replaced):
+    config = dataclasses.replace(DIGITS, mixture=None, norm="ghost-16", norm_layers=layers, norm_momentum=0.3)
+    torch.manual_seed(0)
+    model = build.make_model(config, 10, (1, 8, 8))
+    found = [norm for norm in model.modules() if isinstance(norm, GhostBatchNorm)]
+    assert [(norm.size, norm.momentum) for norm in found] == [(16, 0.3)] * replaced
+    torch.manual_seed(0)
+    plain = build.make_model(dataclasses.replace(config, norm=None), 10, (1, 8, 8))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_norm_has_no_place_beside_mixture_norms_nor_in_several_processes():
+    with pytest.raises(ValueError, match="mixture norms, where layer has no place: leave one of the two out"):
+        dataclasses.replace(DIGITS, norm="layer")
+    alone = dataclasses.replace(DIGITS, mixture=None, norm="layer")
+    build.check_shared(alone, Team())
+    with pytest.raises(ValueError, match="layer takes its statistics in one process: leave torchrun out"):
+        build.check_shared(alone, Team(size=2))

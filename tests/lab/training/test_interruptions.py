@@ -43,6 +43,19 @@ def test_an_interrupted_run_resumes_to_the_same_bit(moment, tmp_path, uninterrup
     assert [line["epoch"] for line in lines(tmp_path) if line["kind"] == "resume"] == [(moment - 1) // 4]
 
 
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
+def test_a_schedule_by_steps_resumes_to_the_same_bit(optimizer, tmp_path):
+    """The rates of the steps are those of a training without the interruption."""
+    settings = {"label_smoothing": 0.1, "schedule": run_config.Schedule("one-cycle")}
+    settings["optimizer"] = run_config.Optimizer(optimizer, 0.02, 5e-4, decayed="weights")
+    whole, model = run(config(**settings), tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(config(**settings), tmp_path / "cut", progress=Interrupt(7))
+    record, resumed = run(config(**settings), tmp_path / "cut")
+    assert numbers(record) == numbers(whole)
+    assert same(weights(model), weights(resumed))
+
+
 def test_a_killed_run_resumes_to_the_same_bit(tmp_path, uninterrupted):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, run_helpers.__file__, str(tmp_path), str(EPOCHS)], env=environment)

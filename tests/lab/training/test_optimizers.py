@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from mixnorm import MixtureNorm2d
 from mixnorm_lab.config import run_config
-from mixnorm_lab.training.optimizers import align_gradients, build_optimizer, set_rate
+from mixnorm_lab.training.optimizers import align_gradients, build_optimizer, follow_rates, set_rate
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a CPU kernels run under the interpreter, see conftest.py
@@ -45,6 +46,58 @@ def test_nesterov_looks_ahead():
         v = 0.8 * v + g
         p = p - 0.01 * (g + 0.8 * v)
     np.testing.assert_allclose(train_on_numbers(optimizer, parameter, gradients), p, rtol=1e-12)
+
+
+def test_sgd_has_momentum_and_does_not_look_ahead():
+    """v = μ·v + g, p = p − lr·v, with the weight decay in g."""
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
+    parameter = nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = build_optimizer([parameter], run_config.Optimizer("sgd", 0.01, 0.1, momentum=0.8), CPU)
+    p, v = start.copy(), np.zeros(7)
+    for g in gradients:
+        v = 0.8 * v + g + 0.1 * p
+        p = p - 0.01 * v
+    np.testing.assert_allclose(train_on_numbers(optimizer, parameter, gradients), p, rtol=1e-12)
+
+
+def test_adamw_decays_beside_the_gradient():
+    """p = p − lr·decay·p, then Adam's step with the gradient alone."""
+    rng = np.random.default_rng(0)
+    start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
+    parameter = nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = build_optimizer([parameter], run_config.Optimizer("adamw", 0.01, 0.1, betas=(0.8, 0.9)), CPU)
+    p, m, v = start.copy(), np.zeros(7), np.zeros(7)
+    for t, g in enumerate(gradients, start=1):
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        p = p - 0.01 * 0.1 * p - 0.01 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-8)
+    np.testing.assert_allclose(train_on_numbers(optimizer, parameter, gradients), p, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", run_config.OPTIMIZERS)
+@pytest.mark.parametrize("decayed", ["all", "weights"])
+def test_the_weight_decay_leaves_norms_and_biases_out_if_asked(name, decayed):
+    """Without gradients of their own, parameters move by the weight decay alone."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), MixtureNorm2d(2), nn.Linear(2, 3))
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)
+        parameter.grad = torch.zeros_like(parameter)
+    build_optimizer(model.parameters(), run_config.Optimizer(name, 0.1, 0.1, decayed=decayed), CPU).step()
+    moved = {name for name, parameter in model.named_parameters() if (parameter < 1).all()}
+    assert moved == ({"0.weight", "3.weight"} if decayed == "weights" else {name for name, _ in model.named_parameters()})
+
+
+def test_a_step_takes_the_rate_of_its_number():
+    parameter, number = nn.Parameter(torch.zeros(1, dtype=torch.float64)), torch.tensor(0)
+    optimizer = build_optimizer([parameter], run_config.Optimizer("sgd", 1.0, momentum=0.0), CPU)
+    follow_rates(optimizer, torch.tensor([0.5, 0.25, 0.125]), number)
+    seen = []
+    for _ in range(3):
+        seen.append(parameter.item())
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        number += 1
+    assert seen == [0.0, -0.5, -0.75]
 
 
 def test_adams_first_step_is_the_learning_rate():

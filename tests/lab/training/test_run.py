@@ -1,13 +1,16 @@
 """The trainer: it learns, records what it did, and says where a loss that is not finite comes from."""
 
+import copy
 import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from run_helpers import DIGITS, Interrupt, build, config, lines, numbers, run, same, weights
 from torch import nn
 
-from mixnorm_lab.config import run_config
+from mixnorm_lab import norms
+from mixnorm_lab.config import norm_names, run_config
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Loaders
 from mixnorm_lab.storage import records
@@ -265,3 +268,78 @@ def test_it_runs_in_a_thread(tmp_path):
     thread.start()
     thread.join()
     assert results[0][0].finished
+
+
+def test_every_step_of_a_run_has_its_own_rate_and_labels_are_smoothed(tmp_path):
+    """A run of the trainer beside the same steps written out."""
+    settings = {
+        "mixture": None,
+        "epochs": 3,
+        "batch_size": 128,
+        "label_smoothing": 0.2,
+        "schedule": run_config.Schedule("one-cycle"),
+    }
+    settings["optimizer"] = run_config.Optimizer("sgd", 0.5, momentum=0.0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    nn.init.zeros_(model[1].weight)
+    by_hand = copy.deepcopy(model).double()
+    source = Resident(DIGITS, 128, device="cpu", augment=False)
+    record, _ = run(config(**settings), tmp_path, model=model, source=source)
+    losses = []
+    for epoch in range(3):
+        source.start_epoch(0, epoch)
+        for step in range(2):
+            done = (2 * epoch + step + 0.5) / 6
+            images, labels = source.batch(torch.tensor(step))
+            logs = by_hand(images.double()).log_softmax(1)
+            wanted = 0.8 * F.one_hot(labels, 10) + 0.2 / 10
+            loss = -(wanted * logs).sum(1).mean()
+            losses.append(loss.item())
+            gradients = torch.autograd.grad(loss, [*by_hand.parameters()])
+            for parameter, gradient in zip(by_hand.parameters(), gradients, strict=True):
+                parameter.data -= 0.5 * min(done / 0.3, (1 - done) / 0.7) * gradient
+    assert [row["train_loss"] for row in record.epochs] == pytest.approx([sum(losses[i : i + 2]) / 2 for i in (0, 2, 4)])
+    for ours, right in zip(model.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(ours, right.float())
+
+
+@pytest.mark.parametrize("name", norm_names.EXAMPLES)
+def test_a_run_with_a_norm_of_another_kind_resumes_to_the_same_bit(name, tmp_path):
+    def start():
+        plain = build(config(mixture=None))
+        return norms.replace_norms(plain, name)
+
+    settings = config(mixture=None, norm=name, recalibrate=2, epochs=2, optimizer=run_config.Optimizer("nesterov", 0.02))
+    whole, model = run(settings, tmp_path / "whole", model=start())
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "cut", model=start(), progress=Interrupt(6))
+    record, resumed = run(settings, tmp_path / "cut", model=start())
+    assert numbers(record) == numbers(whole)
+    assert same(weights(model), weights(resumed))
+    last = record.epochs[-1]
+    if name in ("group-32", "layer", "instance"):
+        assert last["recalibrated_loss"] == last["test_loss"]
+    else:
+        assert last["recalibrated_loss"] != last["test_loss"]
+
+
+@pytest.mark.parametrize("average", [0.0, 0.5])
+def test_training_images_are_evaluated_in_the_end_if_asked(average, tmp_path):
+    """Against the model as it ends, on the images as they are: in evaluation, without dropout, crops and smoothing."""
+    settings = config(train_eval=True, epochs=2, label_smoothing=0.3, recalibrate=1, average=average)
+    record, model = run(settings, tmp_path / "asked")
+    assert "train_eval_loss" not in record.epochs[0]
+    if not average:
+        images, labels = DIGITS.train.images.double(), DIGITS.train.labels
+        images = (images - images.mean()) / images.std(correction=0)
+        with torch.no_grad():
+            logits = model.eval()(images.float())
+        last = record.epochs[-1]
+        assert last["train_eval_loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-4)
+        assert last["train_eval_error"] == pytest.approx((logits.argmax(1) != labels).double().mean().item())
+    else:
+        assert record.epochs[-1]["train_eval_loss"] > 0
+    plain, _ = run(config(epochs=2, label_smoothing=0.3, recalibrate=1, average=average), tmp_path / "plain")
+    rows = [{name: value for name, value in row.items() if "eval" not in name} for row in numbers(record)]
+    assert rows == numbers(plain)
+    assert record.epochs[-1].keys() - plain.epochs[-1].keys() == {"train_eval_loss", "train_eval_error"}

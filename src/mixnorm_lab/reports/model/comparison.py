@@ -12,6 +12,11 @@ from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, par
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Measured
 
+# Student's t beyond which 2.5% lie on either side, for 1, 2, … degrees of freedom; beyond them that of the normal
+# distribution, plus what is nearly the rest.
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
+     2.101, 2.093, 2.086)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -23,6 +28,7 @@ class Comparison:
         seconds: of training alone, to the same.
         gain: points of the largest accuracy above batch norm's, over pairs of the same seed where all have one.
         saved: steps fewer than batch norm's, over such pairs, too.
+        last: points of the last epoch's accuracy above batch norm's, over such pairs, too.
 
     Steps and seconds are of runs that were cut off as well, if all of these had got there.
     """
@@ -37,6 +43,7 @@ class Comparison:
     base_seconds: Measured
     gain: Measured
     saved: Measured
+    last: Measured
 
     @property
     def fewer_steps(self) -> float | None:
@@ -67,6 +74,7 @@ def compare(group: Group, base: Group, key: str = PLAIN) -> Comparison:
         _to_target(beside, base, "train_seconds", key),
         _gain(group.runs, partners, key),
         _difference(beside, timed, lambda run: _steps_to_target(run, base, key)),
+        lead_at_the_end(group, base, key),
     )
 
 
@@ -143,6 +151,16 @@ def _difference(
     return Measured(a.mean - b.mean, deviation, a.n, a.of)
 
 
+def interval(measured: Measured) -> str:
+    """Where the mean of a difference is with 95% certainty, if its values are normally distributed; nothing of one value."""
+    if measured.mean is None or measured.deviation is None or measured.n < 2:
+        return ""
+    freedom = measured.n - 1
+    t = T[freedom - 1] if freedom <= len(T) else 1.96 + 2.4 / freedom
+    half = t * measured.deviation / math.sqrt(measured.n)
+    return f"{measured.mean - half:+.2f} to {measured.mean + half:+.2f}".replace("-", "−")
+
+
 def is_within(difference: Measured) -> bool:
     """Whether a difference is smaller than its spread over the seeds."""
     return difference.mean is not None and difference.deviation is not None and abs(difference.mean) < difference.deviation
@@ -174,7 +192,9 @@ def _less(ours: Measured, theirs: Measured) -> float | None:
 
 
 def best_comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
-    """For each batch norm, the mixture norm with its settings that has the largest accuracy."""
+    """For each batch norm, the mixture norm with its settings that has the largest accuracy; of norms side by side, all."""
+    if family.side_by_side:
+        return side_by_side(family, key)
     best: dict[int, Comparison] = {}
     for group in family.groups:
         base = partner(group, family.groups)
@@ -187,11 +207,19 @@ def best_comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
     return list(best.values())
 
 
+def side_by_side(family: Family, key: str = PLAIN) -> list[Comparison]:
+    """Every norm beside batch norm with its settings, in the order of the family."""
+    pairs = [(group, partner(group, family.groups)) for group in family.groups if not group.is_batch_norm and group.runs]
+    return [compare(group, base, key) for group, base in pairs if base is not None and group.has(key) and base.has(key)]
+
+
 def answers(found: Sequence[tuple[Family, Comparison]]) -> list[str]:
-    """What came out: a sentence or two for each batch norm and its best mixture norm; where there are many, one for all."""
+    """What came out: a sentence or two for each batch norm and its best mixture norm; where there are many, one for all. Of
+    norms side by side, for each of them."""
+    sentences = [f"{sentence(made, named=True)} {_in_the_end(made)}" for family, made in found if family.side_by_side]
+    found = [(family, made) for family, made in found if not family.side_by_side]
     if len(found) > 3:
-        return [overview([made for _, made in found])]
-    sentences = []
+        return [*sentences, overview([made for _, made in found])]
     for family, made in found:
         where = f"{family.title}, {made.base.label}: " if len(found) > 1 else ""
         choices = [g for g in family.groups if not g.is_batch_norm and partner(g, family.groups) is made.base]
@@ -217,8 +245,11 @@ def overview(comparisons: Sequence[Comparison]) -> str:
 
 
 def sentence(made: Comparison, named: bool = False) -> str:
-    """``named``: mixture norm is called by its label, for there are several."""
-    who = f"Mixture norm ({made.group.label})" if named else "Mixture norm"
+    """``named``: the norm is called by its label, for there are several."""
+    kind = made.group.config.norm_text.partition(",")[0]
+    label = made.group.label
+    told = label.replace("-", " ") in (kind, kind.removesuffix(" norm"))  # "mixture-norm" or "layer" says no more
+    who = f"{kind.capitalize()} ({label})" if named and not told else kind.capitalize()
     epochs = made.group.config.epochs
     goal = f"batch norm's best accuracy ({made.base_best.mean:.2f}%)"
     fewer, steps = made.fewer_steps, made.steps
@@ -246,6 +277,18 @@ def _ended(made: Comparison) -> str:
         within = ", which is within the spread of the seeds" if is_within(gain) else ""
     points = f"{abs(gain.mean):.2f}{spread} points {'higher' if gain.mean > 0 else 'lower'}"
     return f"its best accuracy is {points} ({seeds}){within}"
+
+
+def _in_the_end(made: Comparison) -> str:
+    last = made.last
+    if last.mean is None:
+        return ""
+    if round(abs(last.mean), 2) == 0:
+        return "In the last epoch its accuracy is batch norm's."
+    points = f"{abs(last.mean):.2f}" + ("" if last.deviation is None else f" ± {last.deviation:.2f}")
+    where = "above" if last.mean >= 0 else "below"
+    sure = f" (95% interval of the mean: {inside})" if (inside := interval(last)) else ""
+    return f"In the last epoch it is {points} points {where} batch norm{sure}."
 
 
 def _time(made: Comparison) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.storage.records import Record
 
+NORM = ("name", "seed", "mixture", "norm", "norm_layers")  # what runs differ in that are compared
 PLAIN, RECALIBRATED = "test_error", "recalibrated_error"  # the two ways to evaluate
 
 
@@ -37,7 +38,11 @@ class Group:
 
     @property
     def is_batch_norm(self) -> bool:
-        return self.config.mixture is None
+        return self.config.mixture is None and self.config.norm is None
+
+    @property
+    def is_mixture_norm(self) -> bool:
+        return self.config.mixture is not None
 
     @property
     def all_runs(self) -> tuple[Record, ...]:
@@ -75,6 +80,12 @@ class Family:
     epochs: int
     validation: float
     groups: tuple[Group, ...]
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether these are norms that were compared by name: one beside batch norm and mixture norm, or mixture norm with
+        other options."""
+        return any(group.config.norm is not None or group.name.startswith("mixture-norm,") for group in self.groups)
 
     @property
     def title(self) -> str:
@@ -151,14 +162,19 @@ def partner(group: Group, groups: Iterable[Group]) -> Group | None:
     """Batch norm with the same settings, or None; of batch norm, itself."""
     if group.is_batch_norm:
         return group
-    settings = _without(group.config, "name", "seed", "mixture")
+    settings = _without(group.config, *NORM)
     same = (other for other in groups if other.is_batch_norm and other.runs)
-    return next((other for other in same if _without(other.config, "name", "seed", "mixture") == settings), None)
+    return next((other for other in same if _without(other.config, *NORM) == settings), None)
 
 
 def values(run: Record, key: str, scale: float = 1.0) -> np.ndarray:
     """A number of every epoch, (epochs,), NaN where there is none."""
     return np.array([np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in run.epochs], dtype=float)
+
+
+def last_value(run: Record, key: str) -> float | None:
+    """A number of the last epoch."""
+    return run.epochs[-1].get(key) if run.epochs else None
 
 
 def accuracy(run: Record, key: str = PLAIN, until: int | None = None) -> float | None:

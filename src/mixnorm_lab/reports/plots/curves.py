@@ -82,7 +82,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         axis.fill_between(x, centre - deviation, centre + deviation, color=style["color"], alpha=0.18, linewidth=0)
         drawn.append(line)
     _limits(axis, drawn)
-    axis.legend(loc="upper right")
+    _legend(figure, axis, panel)
     caption = f"Shaded: one standard deviation {' or '.join(shaded)}."
     if key == RECALIBRATED:
         caption += " Before each evaluation the statistics of all norms were refilled from training batches."
@@ -125,11 +125,20 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
             )
     _limits(axis, drawn, skip=8)
     axis.set_xlim(left=0)
-    axis.legend(loc="upper right")
+    _legend(figure, axis, panel)
     caption = "Thin line: batch norm's best."
     if dots:
-        caption += f" Dot: where mixture norm gets there{max(dots)}."
+        who = "mixture norm" if all(group.config.norm is None for group in panel.groups) else "another norm"
+        caption += f" Dot: where {who} gets there{max(dots)}."
     return Picture(f"{panel.name}-best-by-{name}", title, caption), figure
+
+
+def _legend(figure: Figure, axis: Any, panel: Panel) -> None:
+    """Below the curves where there are many norms, which would lie under it."""
+    if len(panel.groups) > 3 and any(group.config.norm is not None for group in panel.groups):
+        figure.legend(loc="outside lower center", ncols=2)
+    else:
+        axis.legend(loc="upper right")
 
 
 def components(group: Group) -> tuple[Picture, Figure] | None:

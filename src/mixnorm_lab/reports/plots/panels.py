@@ -9,7 +9,7 @@ from typing import Any
 
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model.groups import Family, Group, partner
-from mixnorm_lab.reports.plots.style import BLUE, DASHES, ORANGES, slug
+from mixnorm_lab.reports.plots.style import BLUE, DASHES, ORANGES, OTHERS, slug
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _inference(options: Mapping[str, Any]) -> str:
 def _label(group: Group, groups: Sequence[Group]) -> str:
     if sum(other.is_batch_norm == group.is_batch_norm for other in groups) > 1:
         return group.label
-    return "batch norm" if group.is_batch_norm else "mixture norm"
+    return group.config.norm_text.partition(",")[0]
 
 
 def styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
@@ -98,7 +98,12 @@ def styles(groups: Sequence[Group]) -> list[dict[str, Any]]:
     order = list(dict.fromkeys(id(base) for base in bases))
     found = []
     for i, (group, base) in enumerate(zip(groups, bases, strict=True)):
-        before = sum(other is base and not groups[j].is_batch_norm for j, other in enumerate(bases[:i]))
-        color = BLUE if group.is_batch_norm else ORANGES[before % len(ORANGES)]
+        beside = [groups[j] for j, other in enumerate(bases[:i]) if other is base]
+        if group.is_batch_norm:
+            color = BLUE
+        elif group.is_mixture_norm:
+            color = ORANGES[sum(other.is_mixture_norm for other in beside) % len(ORANGES)]
+        else:
+            color = OTHERS[sum(other.config.norm is not None for other in beside) % len(OTHERS)]
         found.append({"color": color, "linestyle": DASHES[order.index(id(base)) % len(DASHES)]})
     return found

@@ -1,4 +1,5 @@
-"""How all pictures of a report look, what one is, and how it becomes files. Batch norm is blue, mixture norm orange."""
+"""How all pictures of a report look, what one is, and how it becomes files. Batch norm is blue, mixture norm orange, and
+norms beside them have other colours."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 BLUE = "#4477aa"
 ORANGES = ("#ee7733", "#8a3a0e", "#f5b48a", "#c2570c", "#5c2405")
+OTHERS = ("#228833", "#aa3377", "#66ccee", "#ccbb44", "#555555", "#bbbbbb", "#004488")  # norms beside the two
 DASHES: Any = (
     "-",
     (0, (4, 1.5)),

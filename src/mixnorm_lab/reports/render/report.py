@@ -87,7 +87,9 @@ def assemble(
         if error.name != "matplotlib":
             raise
         missing = (NO_PICTURES,)
-    sections = [Section("Results", *_results(outcome.plain, (READING,)))]
+    several = any(family.side_by_side for family in families)
+    reading = READING.replace("both norms", "all norms") if several else READING
+    sections = [Section("Results", *_results(outcome.plain, (reading,)))]
     told = tuple(table for table in outcome.distances if table.rows)
     sections.append(Section("Generators", tables=told, pictures=tuple(made)))
     open_runs = details.unfinished([*families, *generators])
@@ -115,7 +117,7 @@ def assemble(
 def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
     """The views of one run with mixture norms, where the report is about one comparison: how its components evolved and, if
     ``mixnorm inspect`` has looked at it, the densities."""
-    mixtures = [group for family in families for group in family.groups if not group.is_batch_norm and group.runs]
+    mixtures = [group for family in families for group in family.groups if group.is_mixture_norm and group.runs]
     if len(mixtures) != 1:
         return []
     run = mixtures[0].runs[0]
@@ -143,7 +145,8 @@ def _results(way: Evaluated, text: tuple[str, ...]) -> tuple[tuple[str, ...], tu
 
 def _title(families: Sequence[Family]) -> str:
     places = list(dict.fromkeys(f"{family.model} on {family.data}" for family in families))
-    return "Mixture norm against batch norm" + (f": {places[0]}" if len(places) == 1 else "")
+    what = "Norms side by side" if any(family.side_by_side for family in families) else "Mixture norm against batch norm"
+    return what + (f": {places[0]}" if len(places) == 1 else "")
 
 
 def _answers(way: Evaluated) -> list[str]:
@@ -152,11 +155,13 @@ def _answers(way: Evaluated) -> list[str]:
     everything = [run for family in families for group in family.groups for run in (*group.runs, *group.left_out)]
     left = sum(not run.finished for run in everything)
     if not found:
-        norms = {group.is_batch_norm for family in families for group in family.groups if group.runs}
+        groups = [group for family in families for group in family.groups if group.runs]
+        norms = {group.is_batch_norm for group in groups}
+        others = "mixture norm" if all(group.is_batch_norm or group.is_mixture_norm for group in groups) else "other norms"
         trained = {
             (True,): "only batch norm was trained",
-            (False,): "only mixture norm was trained",
-            (False, True): "batch norm and mixture norm were not trained with the same settings",
+            (False,): f"only {others} {'was' if others == 'mixture norm' else 'were'} trained",
+            (False, True): f"batch norm and {others} were not trained with the same settings",
         }
         found = [f"There is no comparison yet: {trained.get(tuple(sorted(norms)), 'nothing was trained')}."]
     if left:

@@ -9,7 +9,7 @@ from functools import cached_property
 from mixnorm_lab.reports.model import comparison
 from mixnorm_lab.reports.model.comparison import Comparison
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, families
-from mixnorm_lab.reports.tables import distances
+from mixnorm_lab.reports.tables import distances, side_by_side
 from mixnorm_lab.reports.tables.results import accuracies, speed
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Table
@@ -24,7 +24,7 @@ class Evaluated:
 
     @cached_property
     def comparisons(self) -> list[tuple[Family, Comparison]]:
-        """Each batch norm beside its best mixture norm."""
+        """Each batch norm beside its best mixture norm, or every norm beside batch norm."""
         return [(family, made) for family in self.families for made in comparison.best_comparisons(family, self.key)]
 
     @cached_property
@@ -32,9 +32,19 @@ class Evaluated:
         return comparison.answers(self.comparisons)
 
     @cached_property
-    def tables(self) -> list[tuple[Table, Table]]:
-        """For each family its accuracies, and the steps to batch norm's best."""
-        return [(accuracies(family, self.key), speed(family, self.key)) for family in self.families]
+    def tables(self) -> list[tuple[Table, ...]]:
+        """For each family its accuracies, and the steps to batch norm's best; of norms side by side a table of all first."""
+        found: list[tuple[Table, ...]] = []
+        for family in self.families:
+            first = (side_by_side.table(family, self.key),) if family.side_by_side else ()
+            found.append((*first, accuracies(family, self.key), speed(family, self.key)))
+        return found
+
+    @property
+    def shown(self) -> list[tuple[Table, ...]]:
+        """What a terminal shows of these: of norms side by side the one table."""
+        pairs = zip(self.families, self.tables, strict=True)
+        return [tables[:1] if family.side_by_side else tables for family, tables in pairs]
 
 
 @dataclass(frozen=True)
@@ -72,7 +82,7 @@ class Outcome:
     def tables(self) -> list[Table]:
         """The tables that a terminal shows."""
         ways = [self.plain] + [self.refilled] * any(record.config.recalibrate for record in self.records)
-        by_family = zip(*(way.tables for way in ways), strict=True)
+        by_family = zip(*(way.shown for way in ways), strict=True)
         return [*(table for pairs in by_family for pair in pairs for table in pair), *self.distances]
 
     @property

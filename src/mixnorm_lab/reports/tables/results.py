@@ -54,7 +54,7 @@ def speed(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     rows = []
     for group in _with(family, key):
         base = partner(group, family.groups)
-        row: dict[str, Value] = {"run": group.label, "step_ms": Measured.over(_step_ms(run) for run in group.runs).mean}
+        row: dict[str, Value] = {"run": group.label, "step_ms": Measured.over(step_ms(run) for run in group.runs).mean}
         if base is not None and base.has(key):
             made = compare(group, base, key)
             told = paper_speed(group, base) if paper and key == PLAIN else {}
@@ -86,7 +86,7 @@ def _with(family: Family, key: str) -> list[Group]:
 def mixture_text(group: Group) -> str:
     mixture = group.config.mixture
     if mixture is None:
-        return "batch norm"
+        return group.config.norm_text
     told = [f"K {mixture.options['num_components']}"] if "num_components" in mixture.options else []
     told += [f"EM {mixture.options['em_iters']}"] if "em_iters" in mixture.options else []
     told += [str(mixture.options["inference"])] if "inference" in mixture.options else []
@@ -128,7 +128,7 @@ def _seed_notes(family: Family) -> list[str]:
     return notes
 
 
-def _step_ms(run: Record) -> float | None:
+def step_ms(run: Record) -> float | None:
     last = run.epochs[-1]
     return None if last["train_seconds"] is None or not last["steps"] else 1e3 * last["train_seconds"] / last["steps"]
 
