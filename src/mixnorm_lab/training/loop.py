@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm_lab.config.run_config import PER_STEP, RunConfig
 from mixnorm_lab.data.sources import Source, seed_everything
 from mixnorm_lab.storage.snapshots import snapshot_epochs
@@ -66,7 +67,8 @@ class TrainingLoop(ABC):
             if team.size > 1:
                 share_norms(network)
         self.optimizers = {
-            name: build_optimizer(network.parameters(), config.optimizer, device) for name, network in networks.items()
+            name: build_optimizer(network.parameters(), config.optimizer, device, _of_mixture_norms(network))
+            for name, network in networks.items()
         }
         self.watched = networks[watched]
         self.evaluated = evaluation_copy(self.watched, own_weights=config.average > 0)
@@ -225,3 +227,9 @@ def _copy(value: Any) -> Any:
             copied._metadata = value._metadata  # type: ignore[attr-defined]
         return copied
     return copy.deepcopy(value)
+
+
+def _of_mixture_norms(network: nn.Module) -> list[nn.Parameter]:
+    """The parameters of mixture norms, which may have one row for each component."""
+    layers = (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)
+    return [p for module in network.modules() if isinstance(module, layers) for p in module.parameters(recurse=False)]

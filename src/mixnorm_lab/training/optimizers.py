@@ -14,14 +14,20 @@ from mixnorm_lab.config.run_config import Optimizer
 RMSPROP_EPS = 1e-8  # the default of the paper's framework, added to the root, as here
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], settings: Optimizer, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], settings: Optimizer, device: torch.device, of_norms: Iterable[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
     """An optimizer that adds weight decay to the gradient, unless it is AdamW. On a GPU a step can be captured, and the rate
-    is a tensor."""
+    is a tensor.
+
+    With ``decayed="weights"`` biases and norms are left out: what has one dimension, and ``of_norms``, which may have more.
+    """
     wanted: Any = [parameter for parameter in parameters if parameter.requires_grad]
     if settings.decayed == "weights":
-        # Norms and biases have one dimension, and whatever else has weights more.
-        spared = [parameter for parameter in wanted if parameter.dim() < 2]
-        wanted = [{"params": [p for p in wanted if p.dim() >= 2]}, {"params": spared, "weight_decay": 0.0}]
+        known = {id(parameter) for parameter in of_norms}
+        spared = [parameter for parameter in wanted if parameter.dim() < 2 or id(parameter) in known]
+        decayed = [parameter for parameter in wanted if parameter.dim() >= 2 and id(parameter) not in known]
+        wanted = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     on_gpu = device.type == "cuda"
     common: dict[str, Any] = {
         "lr": torch.tensor(settings.lr, device=device) if on_gpu else settings.lr,
