@@ -166,7 +166,7 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 def check_form(
     activation: str | None, affine_mode: str, scale: str, within: bool, between: bool, *, inference: str = "ensemble"
 ) -> None:
-    """Raises where two options contradict each other; ``within`` and ``between`` say whether they differ from the paper's."""
+    """Raises where two options contradict each other; ``within`` and ``between``: whether these are not the paper's."""
     changed = "within" if within else "between" if between else None
     if changed is not None and affine_mode == "statistics":
         raise ValueError(f"{changed} does not go with affine_mode='statistics', the paper's: use affine_mode='output'")

@@ -9,7 +9,7 @@
 
 from mixnorm.gmm import DEFAULT_MIN_VARIANCE
 from mixnorm.ops.choose import BACKENDS, check_backend, kernels_for
-from mixnorm.ops.kernels import Form, Mixture
+from mixnorm.ops.kernels import Form, Mixture, Parameters
 from mixnorm.populations import WITH_HISTORY, to_points
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "WITH_HISTORY",
     "Form",
     "Mixture",
+    "Parameters",
     "check_backend",
     "kernels_for",
     "to_points",

@@ -64,8 +64,11 @@ def errors_of(name, dtype, activation, *backends, device="cpu"):
     history = history_of(make, dtype)
     x = make(9).to(dtype).flatten(2).transpose(1, 2).unsqueeze(0)
     assert x.isfinite().all()
-    options = {"mode": "ensemble", "bounded": True, "eps": 1e-5, "activation": activation, "affine_mode": "output"}
-    exact = reference.inference(x.double().flatten(1, 2), *(t.double() for t in history), None, None, **options)
+    options = {"mode": "ensemble", "bounded": True, "activation": activation}
+    in_fp64 = reference.History(*(t.double() for t in history), "ensemble", True)
+    exact = reference.inference(
+        x.double().flatten(1, 2), in_fp64, reference.Parameters(), reference.Form(activation=activation)
+    )
     largest, errors = exact.abs().max().clamp_min(1), []
     for backend in ("reference", *backends):
         found = ops.inference(x.to(device), *(t.to(device) for t in history), None, None, backend=backend, **options)

@@ -2,11 +2,13 @@
 
 from mixnorm.ops import autograd, fit
 from mixnorm.ops.choose import kernels_for
-from mixnorm.ops.kernels import Form, History, Mixture, compute_dtype, is_per_feature  # noqa: F401
+from mixnorm.ops.kernels import Form, History, Mixture, Parameters, are_per_feature, compute_dtype  # noqa: F401
 
 
-def form(eps=1e-5, activation=None, affine_mode="output"):
-    return Form(eps, activation, affine_mode)
+def split(options):
+    """The parameters and the form that options of a transform stand for."""
+    learned = {name: options.pop(name) for name in ("within", "between") if name in options}
+    return learned, Form(**options)
 
 
 def sample_and_fit(points, size, draws, num_components, *, backend="auto", **options):
@@ -28,27 +30,33 @@ def em_step(points, mixture, *, history=None, backend="auto"):
 
 
 def normalize(points, resp, weight, bias, *, statistics=None, backend="auto", **options):
-    per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+    learned, form = split(options)
+    parameters = Parameters(weight, bias, **learned)
+    per_feature = form.component_affine or are_per_feature(parameters, points)
     kernels = kernels_for(points, resp.shape[2], backend, per_feature=per_feature)
     if statistics is not None and isinstance(kernels, autograd.FastKernels):
-        return autograd.Transform.apply(points, resp, *statistics, weight, bias, kernels, form(**options), None)
-    return kernels.normalize(points, resp, weight, bias, form(**options))
+        return autograd.Transform.apply(points, resp, *statistics, *parameters, kernels, form, None)
+    return kernels.normalize(points, resp, parameters, form)
 
 
 def transform_batch(points, mixture, weight, bias, *, history=None, backend="auto", **options):
-    per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+    learned, form = split(options)
+    parameters = Parameters(weight, bias, **learned)
+    per_feature = form.component_affine or are_per_feature(parameters, points)
     kernels = kernels_for(points, mixture[0].shape[1], backend, per_feature=per_feature)
-    y, found = kernels.transform(points, Mixture(*mixture), weight, bias, form(**options))
+    y, found = kernels.transform(points, Mixture(*mixture), parameters, form)
     if history is not None:
         kernels.push(Mixture(*history[0]), found, history[1])
     return y, found
 
 
 def inference(points, weights, means, variances, tau, weight, bias, *, mode, bounded=False, backend="auto", **options):
-    per_feature = is_per_feature(weight, points) and is_per_feature(bias, points)
+    learned, form = split(options)
+    parameters = Parameters(weight, bias, **learned)
+    per_feature = form.component_affine or are_per_feature(parameters, points)
     kernels = kernels_for(points, weights.shape[2], backend, per_feature=per_feature, mode=mode)
     history = History(weights, means, variances, tau, mode, bounded)
-    return kernels.inference(points, history, weight, bias, form(**options))
+    return kernels.inference(points, history, parameters, form)
 
 
 def push(queues, newest, tracked, *, backend="auto"):

@@ -364,7 +364,7 @@ def parameter(seed):
 def normalize_inputs(*, points=None, weight=True, bias=True):
     resp = torch.softmax(rand(2, 21, K, seed=7), -1)
     points = (rand(*POINTS) if points is None else points).unsqueeze(0).requires_grad_()
-    return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None
+    return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None, None, None
 
 
 FORM = library._numbers(Form(1e-5, "silu", "output"))

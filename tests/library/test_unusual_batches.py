@@ -89,8 +89,8 @@ def test_the_definition_of_trust():
     """Written out for one point and two slots of one component, one of them far from the point."""
     x, means = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[[0.0, 0.0]], [[2.0, 1.0]]]).double()
     variances, tau = torch.tensor([[[0.0625, 1.0]], [[1.0, 1.0]]]).double(), torch.tensor([0.25, 0.75]).double()
-    options = {"mode": "ensemble", "eps": 0.0, "activation": None, "affine_mode": "output"}
-    found = reference.inference(x, torch.ones(2, 1).double(), means, variances, tau, None, None, bounded=True, **options)
+    history = reference.History(torch.ones(2, 1).double(), means, variances, tau, "ensemble", bounded=True)
+    found = reference.inference(x, history, reference.Parameters(), reference.Form(eps=0.0))
     farthest = 24.0  # 4 for each of two channels, and 16
     trust = farthest / (3.0**2 / 0.0625)
     slots = torch.tensor([12.0, 0.0]).double(), torch.tensor([1.0, -1.0]).double()

@@ -163,7 +163,7 @@ class Kernels:
 
 
 def are_per_feature(parameters: Parameters, points: Tensor) -> bool:
-    """Whether all are (D,) or absent: the only shapes that the faster transforms take, but for a form that says otherwise."""
+    """Whether all are (D,) or absent: the only shapes that the faster transforms take, unless a form says otherwise."""
     return all(t is None or t.shape == points.shape[-1:] for t in parameters)
 
 

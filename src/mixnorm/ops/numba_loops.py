@@ -522,7 +522,7 @@ def _affine(
     inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any, within: Any, between: Any, eps: float,
     in_statistics: bool, affine_inside: bool,
 ) -> Any:  # fmt: skip
-    """x̂_k with γ and β as (x - centre_k) · scale_k + offset_k, and a shift behind the sum over k: ``reference.mix_components``.
+    """x̂_k with γ and β as (x - centre_k) · scale_k + offset_k, and a shift behind the sum: ``reference.mix_components``.
 
     gamma and beta are (1, D), or (K, D) for each component, or empty; within and between (1, D) or empty, and then overall
     is as well: μ and σ² of all points, (2·B, D). centre, scale and offset have rows by threes.

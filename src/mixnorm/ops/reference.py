@@ -50,7 +50,7 @@ class History(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """What a transform may learn: (D,) each, or what broadcasts against the points; γ and β may be (K, D), as a form says."""
+    """What a transform may learn: (D,) each, or what broadcasts against the points; γ and β also (K, D), by a form."""
 
     weight: Tensor | None = None  # γ
     bias: Tensor | None = None  # β
@@ -141,8 +141,8 @@ def mix(
     x: Tensor, resp: Tensor, weights: Tensor, means: Tensor, variances: Tensor, parameters: Parameters, form: Form
 ) -> Tensor:
     """The transform under ν and given statistics."""
-    _, *overall = taken_together(weights, means, variances) if _looks_around(parameters) else (None, None, None)
-    return mix_components(x, resp, component_scale(weights, form.scale), means, variances, *overall, parameters, form)
+    overall = taken_together(weights, means, variances)[1:] if _looks_around(parameters) else None
+    return mix_components(x, resp, component_scale(weights, form.scale), means, variances, overall, parameters, form)
 
 
 def mix_components(
@@ -151,14 +151,13 @@ def mix_components(
     scale: Tensor,
     means: Tensor,
     variances: Tensor,
-    overall_mean: Tensor | None,
-    overall_variance: Tensor | None,
+    overall: tuple[Tensor, Tensor] | None,
     parameters: Parameters,
     form: Form,
 ) -> Tensor:
     """Σ_k mixing_k · act(x̂_k) with γ and β where ``form`` puts them; ``mixing`` is (..., m, K), ``scale`` a_k (..., K).
 
-    x̂_k = (x - μ_k) · ((1 - g)/√(σ² + ε) + g·a_k/√(σ²_k + ε)) + b·(μ_k - μ)/√(σ² + ε), with μ and σ² (..., D) of all points.
+    x̂_k = (x - μ_k) · ((1 - g)/√(σ² + ε) + g·a_k/√(σ²_k + ε)) + b·(μ_k - μ)/√(σ² + ε), with μ and σ² ``overall``.
     In the paper's form, where g = 1 and b = 0, a_k = 1/√λ_k is a factor of the whole term.
     """
     weight, bias, within, between = parameters
@@ -167,8 +166,8 @@ def mix_components(
     act = ACTIVATIONS[form.activation] if form.activation else None
     affine_inside = act is not None or form.component_affine
     scale_inside = _looks_around(parameters) or (form.component_affine and act is None)
-    if overall_mean is not None and overall_variance is not None:
-        mean_of_all, deviation = overall_mean.unsqueeze(-2), (overall_variance + form.eps).sqrt().unsqueeze(-2)
+    if overall is not None:
+        mean_of_all, deviation = overall[0].unsqueeze(-2), (overall[1] + form.eps).sqrt().unsqueeze(-2)
     y = torch.zeros_like(x)
     for k in range(mixing.shape[-1]):
         mean, variance = means[..., k, None, :], variances[..., k, None, :]
@@ -228,8 +227,8 @@ def inference(x: Tensor, history: History, parameters: Parameters, form: Form) -
                 mixing = mixing * (trust / trusted(trust, tau.unsqueeze(-2))).unsqueeze(-1)
         else:
             mixing = torch.softmax(joint.flatten(-2), dim=-1).unflatten(-1, weights.shape[-2:]) * mixing.unsqueeze(-3)
-        overall = overall_statistics(history) if _looks_around(parameters) else (None, None)
-    return mix_components(x, mixing.flatten(-2), scale.flatten(-2), means, variances, *overall, parameters, form)
+        overall = overall_statistics(history) if _looks_around(parameters) else None
+    return mix_components(x, mixing.flatten(-2), scale.flatten(-2), means, variances, overall, parameters, form)
 
 
 def overall_statistics(history: History) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixnorm import MixtureNorm2d
 from mixnorm_lab.bench.cases import Case
 from mixnorm_lab.bench.steps import Variant, fill_history, make_inputs, make_norm
-from mixnorm_lab.internals import Form, Mixture, kernels_for, to_points
+from mixnorm_lab.internals import Form, Mixture, Parameters, kernels_for, to_points
 
 MAX_ELEMENTS = {"cuda": 2**22, "cpu": 2**20}  # enough for rounding to show, and quick in fp64 at any shape
 EPS = 1e-5
@@ -56,7 +56,7 @@ def transform(x: Tensor, upstream: Tensor, mixture: Mixture, backend: str) -> tu
     points = to_points(x, "batch", 1)
     weight, bias = (p.to(mixture.weights.dtype) for p in _affine(x))
     kernels = kernels_for(points, mixture.weights.shape[1], backend)
-    y, _ = kernels.transform(points, mixture, weight, bias, Form(EPS))
+    y, _ = kernels.transform(points, mixture, Parameters(weight, bias), Form(EPS))
     (gradient,) = torch.autograd.grad(y, x, to_points(upstream, "batch", 1))
     return y, gradient
 
