@@ -191,8 +191,8 @@ class _MixtureNorm(MixtureHistory):
             start = None
             self._warn_of_few_points(count, components)
             if self.component_affine:  # these are not the components that γ and β are for
-                mean = (p if p is None else p.mean(0).expand(components, -1) for p in parameters[:2])
-                parameters = Parameters(*mean, *parameters[2:])
+                weight, bias = (p if p is None else p.mean(0).expand(components, -1) for p in parameters[:2])
+                parameters = parameters._replace(weight=weight, bias=bias)
         kernels = kernels_for(points, components, self.backend, per_feature=self._is_per_feature(parameters))
         form = self._form()
         with torch.no_grad():

@@ -256,7 +256,8 @@ def _gradient_lines(
     of_means, of_variances = (), ()
     batches = tl.num_programs(1).to(tl.int64)
     for k in tl.static_range(K):
-        scale, variance = component_scale(weights[k], UNIT), variances[k]
+        scale = component_scale(weights[k], UNIT)
+        variance = variances[k]  # type: ignore[var-annotated]
         factor = 1.0 if INSIDE else scale
         if PER_COMPONENT:
             gamma = load_parameter(gamma_ptr + k * dim, d, dim, 1.0, HAS_WEIGHT)
