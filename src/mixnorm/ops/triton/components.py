@@ -37,6 +37,8 @@ def _options(form: Form, *given: bool) -> tuple[tuple[str, Any], ...]:
         ("IN_STATISTICS", form.affine_mode == "statistics"),
         ("UNIT", form.scale == "unit"),
         ("PER_COMPONENT", form.component_affine),
+        # Whether a_k is a part of the line, and not a factor of the whole component.
+        ("INSIDE", given[2] or given[3] or (form.component_affine and form.activation is None)),
     )
 
 
@@ -44,14 +46,6 @@ def transform_options(parameters: Parameters, form: Form) -> tuple[tuple[str, An
     """What the kernels of the transform and of its gradient are compiled for."""
     weight, bias, within, between = parameters
     return _options(form, weight is not None, bias is not None, within is not None, between is not None)
-
-
-@triton.jit
-def is_scale_inside(
-    ACTIVATION: tl.constexpr, HAS_WITHIN: tl.constexpr, HAS_BETWEEN: tl.constexpr, PER_COMPONENT: tl.constexpr
-):
-    """Whether a_k is a part of the line, and not a factor of the whole component."""
-    return HAS_WITHIN or HAS_BETWEEN or (PER_COMPONENT and ACTIVATION == 0)
 
 
 @triton.jit
@@ -178,9 +172,9 @@ def load_lines(
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
+    INSIDE: tl.constexpr,
 ):
     """What each component is multiplied by, its slope, centre and offset (S, V), and the β that is added once."""
-    INSIDE: tl.constexpr = is_scale_inside(ACTIVATION, HAS_WITHIN, HAS_BETWEEN, PER_COMPONENT)
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
     within = load_parameter(within_ptr, d, dim, 1.0, HAS_WITHIN)

@@ -21,7 +21,6 @@ from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import (
     activate,
     component_scale,
-    is_scale_inside,
     line,
     load_parameter,
     taken_together,
@@ -119,11 +118,11 @@ def _tables(
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
+    INSIDE: tl.constexpr,
     K: tl.constexpr,
     OFFSET: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    INSIDE: tl.constexpr = is_scale_inside(ACTIVATION, HAS_WITHIN, HAS_BETWEEN, PER_COMPONENT)
     n, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot, component = b * slots + n // K, n % K
     place, all_places = b * slots * K + n, tl.num_programs(1).to(tl.int64) * slots * K

@@ -16,7 +16,6 @@ from mixnorm.ops.triton import tiles
 from mixnorm.ops.triton.components import (
     activation_slope,
     component_scale,
-    is_scale_inside,
     load_lines,
     load_parameter,
     taken_together,
@@ -140,6 +139,7 @@ def _gradient_sums(
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
+    INSIDE: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -158,7 +158,7 @@ def _gradient_sums(
     _, slope, centre, offset, _ = load_lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
         between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
-        PER_COMPONENT,
+        PER_COMPONENT, INSIDE,
     )  # fmt: skip
     first, second = (), ()
     for _ in tl.static_range(K):
@@ -214,12 +214,12 @@ def _gradient_lines(
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
+    INSIDE: tl.constexpr,
     K: tl.constexpr,
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
     """From P and Q to the gradients of μ, σ², γ, β, g and b; docs/mathematics.md derives them."""
-    INSIDE: tl.constexpr = is_scale_inside(ACTIVATION, HAS_WITHIN, HAS_BETWEEN, PER_COMPONENT)
     b = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     sums_ptr += b * programs * 2 * K * dim
@@ -352,6 +352,7 @@ def _gradient(
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
+    INSIDE: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -373,7 +374,7 @@ def _gradient(
     factor, slope, centre, offset, _ = load_lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
         between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
-        PER_COMPONENT,
+        PER_COMPONENT, INSIDE,
     )  # fmt: skip
     mean, level, tilt = (), (), ()
     for k in tl.static_range(K):

@@ -73,6 +73,7 @@ def _mix(
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
+    INSIDE: tl.constexpr,
     K: tl.constexpr,
     W: tl.constexpr,
     R: tl.constexpr,
@@ -91,7 +92,7 @@ def _mix(
     factor, slope, centre, offset, beta = load_lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
         between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
-        PER_COMPONENT,
+        PER_COMPONENT, INSIDE,
     )  # fmt: skip
     for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
