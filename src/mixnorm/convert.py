@@ -80,8 +80,8 @@ _HOOKS = [name for name in vars(nn.Module()) if "_hook" in name]
 def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Module:
     """Replaces batch norms by mixture norms, in place.
 
-    Parameters keep their identity, so an optimizer that was built before still works. A module that is used in two places
-    stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
+    Parameters keep their identity, so an optimizer that was built before still works; but for ``component_affine=True``, and
+    learned ``within`` and ``between`` are new ones. A module that is used in two places stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
     the same output as before, until the first training batch (unless an option changes the transform itself: an activation,
     ``affine_mode="statistics"``, or a population without a history). Lazy batch norms become lazy mixture norms.
     ``SyncBatchNorm`` and subclasses are left alone.
@@ -330,13 +330,22 @@ def _selected(candidates: dict[str, nn.Module], select: Select, what: str) -> li
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Gives ``new`` the parameters, the hooks and the training flag of ``old``."""
+    """Gives ``new`` the parameters, the hooks and the training flag of ``old``.
+
+    Only γ and β for each component cannot be the same parameters: they start with batch norm's, or end as their mean.
+    """
     lazy: Any = [module for module in (old, new) if isinstance(module, LazyModuleMixin)]
     for module in lazy:  # what waits for the first batch waits for its own
         module._initialize_hook.remove()
         module._load_hook.remove()
-    for name in old._parameters:
-        new._parameters[name] = old._parameters[name]
+    for name in ("weight", "bias"):
+        own, theirs = new._parameters[name], old._parameters[name]
+        if own is not None and theirs is not None and own.dim() != theirs.dim() and not lazy:
+            with torch.no_grad():
+                own.copy_(theirs if own.dim() > theirs.dim() else theirs.mean(0))
+            own.requires_grad_(theirs.requires_grad)
+        else:
+            new._parameters[name] = theirs
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
     hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()

@@ -29,8 +29,11 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         # Without tensors, which would soon be made anew; and with a number of features that num_groups divides.
+        component_affine = options.pop("component_affine", False)
         super().__init__(options.get("num_groups") or 1, eps, momentum, False, False, device, dtype, **options)
         self.num_features, self.affine, self.track_running_stats = 0, affine, track_running_stats
+        self.component_affine = component_affine
+        self._check_component_affine()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = UninitializedParameter(**factory) if affine else None
         self.bias = UninitializedParameter(**factory) if affine and bias else None

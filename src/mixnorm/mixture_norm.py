@@ -343,6 +343,17 @@ class _MixtureNorm(MixtureHistory):
                 "use the layer of that rank, or reshape the input"
             )
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if prefix + "running_mean" in state_dict:  # a batch norm's: there the learned forms start
+            for name, start in (("within_weight", 0.0), ("between_weight", 1.0)):
+                if name in self._parameters and self._parameters[name] is not None:
+                    state_dict.setdefault(prefix + name, torch.full((self.num_features,), start))
+        for name in ("weight", "bias") if self.component_affine else ():
+            value = state_dict.get(prefix + name)
+            if value is not None and value.dim() == 1:
+                state_dict[prefix + name] = value.expand(self.num_components, -1).clone()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def extra_repr(self) -> str:
         text = (
             f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "

@@ -57,6 +57,9 @@ CASES = {
     "no affine": Case((3, 2), {"affine": False}),
     "no history": Case((3, 2), {"track_running_stats": False}),
     "compiled loops": Case((3, 0, 4, 2), {"backend": "auto"}),
+    "gates": Case((3, 2, 0, 4), {"within": "learned", "between": "learned"}),
+    "gates, compiled loops": Case((4, 5), {"within": "learned", "between": "learned", "backend": "auto"}),
+    "for each component": Case((3, 4), {"component_affine": True, "seeding": "warm", "scale": "unit"}),
     "triton": Case(
         (2, 3), {"backend": "triton", "num_components": 2, "activation": "relu"}, shape=(CHANNELS, 2, 3), steps=1
     ),
@@ -98,6 +101,8 @@ def run(case, rank=None, group=None, device="cpu"):
         with torch.no_grad():
             layer.weight.uniform_(0.5, 1.5, generator=generator)
             layer.bias.uniform_(-1, 1, generator=generator)
+            for gate in list(layer.parameters())[2:]:
+                gate.uniform_(0.2, 0.8, generator=generator)
     layer.to(device)
     torch.manual_seed(rank if case.seeds_differ and rank else 0)
     found = {"y": [], "grad": [], "rank": rank}

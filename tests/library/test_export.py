@@ -18,6 +18,7 @@ OPTIONS = [
     {"activation": "relu"},
     {"affine_mode": "statistics"},
     {"population": "channel"},
+    {"within": "learned", "between": "learned"},
     pytest.param({"population": "layer"}, marks=pytest.mark.slow),
 ]
 

@@ -24,6 +24,7 @@ CONFIGURATIONS = [
     {"inference": "mixture"},
     {"momentum": None, "history": 2},
     {"sample_fraction": 0.5, "max_samples": 30, "num_components": 2},
+    {"within": "learned", "between": "learned"},
 ]
 MORE_CONFIGURATIONS = [
     {"activation": "relu"},
@@ -35,6 +36,7 @@ MORE_CONFIGURATIONS = [
     {"track_running_stats": False},
     {"num_components": 1},
     {"backend": "reference"},
+    {"component_affine": True, "seeding": "warm", "scale": "unit"},
 ]
 
 
@@ -400,15 +402,34 @@ CALLS = {
     ),
     "normalize_backward": lambda: (
         library.transform_backward,
-        (rand(1, *POINTS, seed=10), *(t.detach() for t in normalize_inputs()), *OPTIONS),
+        (rand(1, *POINTS, seed=10), *(t if t is None else t.detach() for t in normalize_inputs()), *OPTIONS),
+    ),
+    "normalize with gates": lambda: (
+        library.transform,
+        (*normalize_inputs()[:-2], parameter(10), parameter(11), library._numbers(Form(scale="unit")), "numba"),
+    ),
+    "inference with gates": lambda: (
+        library.inference,
+        (rand(*POINTS), *history(), *(parameter(s).detach() for s in range(4)), FORM, "ensemble", True, "numba"),
     ),
     "inference": lambda: (
         library.inference,
-        (rand(*POINTS), *history(), parameter(8).detach(), parameter(9).detach(), FORM, "ensemble", True, "numba"),
+        (
+            rand(*POINTS),
+            *history(),
+            parameter(8).detach(),
+            parameter(9).detach(),
+            None,
+            None,
+            FORM,
+            "ensemble",
+            True,
+            "numba",
+        ),
     ),
     "inference without parameters": lambda: (
         library.inference,
-        (rand(*POINTS), *history(), None, None, FORM, "mixture", False, "numba"),
+        (rand(*POINTS), *history(), None, None, None, None, FORM, "mixture", False, "numba"),
     ),
     "push": lambda: (library.push, (*history()[:3], *mixture(), torch.tensor(3), "numba")),
 }

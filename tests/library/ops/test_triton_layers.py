@@ -68,12 +68,12 @@ def run(backend, kind=MixtureNorm2d, dtype=FP32, exact=False, shape=SHAPE, memor
         torch.manual_seed(step)
         y = layer.train(step < STEPS)(x)
         assert y.is_contiguous(memory_format=memory_format)
-        names = [f"{name} {step}" for name in ("y", "x", "weight", "bias")]
+        names = [f"{name} {step}" for name in ("y", "x", "weight", "bias", "within", "between")]
         found = (y, *torch.autograd.grad(y, [x, *layer.parameters()], upstream))
         results |= {name: value.detach() for name, value in zip(names, found, strict=False)}
         if exact:
             slope, size, root = steepest(layer), x.abs().max().item(), (x.numel() / shape[1]) ** 0.5
-            sizes = [size * slope, 4 * slope, root * size * slope, root * max(slope, 1)]
+            sizes = [size * slope, 4 * slope, root * size * slope, root * max(slope, 1), *[root * size * slope] * 2]
             scale |= dict(zip(names, sizes, strict=True)) | {"history_means": size, "history_vars": size**2}
     if layer.keeps_history:
         assert layer.num_batches_tracked == (0 if layer.momentum == 0 else STEPS)
@@ -133,6 +133,13 @@ def test_inference(options, inference):
         {"memory_format": torch.channels_last},
         {"memory_format": torch.channels_last, "population": "instance"},
         {"memory_format": torch.channels_last, "population": "channel", "affine": False},
+        {"scale": "unit"},
+        {"within": "learned", "between": "learned"},
+        {"within": "learned", "between": "learned", "scale": "unit", "activation": "silu"},
+        {"within": 0.5, "between": 0.7, "num_components": 5, "memory_format": torch.channels_last},
+        {"between": "learned", "scale": "unit", "affine": False},
+        {"component_affine": True, "seeding": "warm", "scale": "unit"},
+        {"component_affine": True, "seeding": "warm", "activation": "relu", "memory_format": torch.channels_last},
     ],
     ids=str,
 )
