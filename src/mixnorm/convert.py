@@ -81,10 +81,11 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     """Replaces batch norms by mixture norms, in place.
 
     Parameters keep their identity, so an optimizer that was built before still works; but for ``component_affine=True``, and
-    learned ``within`` and ``between`` are new ones. A module that is used in two places stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
-    the same output as before, until the first training batch (unless an option changes the transform itself: an activation,
-    ``affine_mode="statistics"``, or a population without a history). Lazy batch norms become lazy mixture norms.
-    ``SyncBatchNorm`` and subclasses are left alone.
+    learned ``within`` and ``between`` are new ones. A module that is used in two places stays one module. Training flag,
+    device, dtype and hooks carry over, and so do the running statistics: evaluation gives the same output as before, until
+    the first training batch (unless an option changes the transform itself: an activation, ``affine_mode="statistics"``, or a
+    population without a history). Lazy batch norms become lazy mixture norms. ``SyncBatchNorm`` and subclasses are left
+    alone.
 
     Args:
         model: any module; if it is itself a batch norm, use what is returned.
@@ -340,7 +341,7 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
         module._load_hook.remove()
     for name in ("weight", "bias"):
         own, theirs = new._parameters[name], old._parameters[name]
-        if own is not None and theirs is not None and own.dim() != theirs.dim() and not lazy:
+        if not lazy and own is not None and theirs is not None and own.dim() != theirs.dim():
             with torch.no_grad():
                 own.copy_(theirs if own.dim() > theirs.dim() else theirs.mean(0))
             own.requires_grad_(theirs.requires_grad)

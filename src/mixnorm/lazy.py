@@ -38,10 +38,8 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         self.weight = UninitializedParameter(**factory) if affine else None
         self.bias = UninitializedParameter(**factory) if affine and bias else None
         for name in ("within_weight", "between_weight"):
-            if name in self._parameters:
+            if getattr(self, name) is not None:
                 setattr(self, name, UninitializedParameter(**factory))
-            elif getattr(self, name) is not None:
-                setattr(self, name, UninitializedBuffer(**factory))
         if self.keeps_history:
             for name in self.history_shapes():
                 setattr(self, name, UninitializedBuffer(**factory))

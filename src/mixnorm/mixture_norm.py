@@ -36,8 +36,8 @@ class _MixtureNorm(MixtureHistory):
 
     weight: Tensor | None
     bias: Tensor | None
-    within_weight: Tensor | None  # g, where it is not the paper's 1
-    between_weight: Tensor | None  # b, where it is not the paper's 0
+    within_weight: Tensor | None  # g and b, where they are learned
+    between_weight: Tensor | None
 
     def __init__(
         self,
@@ -101,12 +101,9 @@ class _MixtureNorm(MixtureHistory):
         for name, wanted in (("weight", affine), ("bias", affine and bias)):
             shape = self.parameter_shapes()[name]
             self.register_parameter(name, nn.Parameter(torch.empty(shape, **factory)) if wanted else None)
-        for name, value, paper in (("within_weight", within, 1), ("between_weight", between, 0)):
-            if value == "learned":
-                self.register_parameter(name, nn.Parameter(torch.empty(num_features, **factory)))
-            else:  # kernels take a tensor
-                number = None if value == paper else torch.empty(num_features, **factory)
-                self.register_buffer(name, number, persistent=False)
+        for name, value in (("within_weight", within), ("between_weight", between)):
+            learned = nn.Parameter(torch.empty(num_features, **factory)) if value == "learned" else None
+            self.register_parameter(name, learned)
         self._create_history(**factory)
         self.reset_parameters()
 
@@ -122,10 +119,10 @@ class _MixtureNorm(MixtureHistory):
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        # Learned, they start as batch norm.
-        for tensor, value, start in ((self.within_weight, self.within, 0), (self.between_weight, self.between, 1)):
-            if tensor is not None:
-                nn.init.constant_(tensor, start if isinstance(value, str) else value)
+        if self.within_weight is not None:  # at first it is batch norm
+            nn.init.zeros_(self.within_weight)
+        if self.between_weight is not None:
+            nn.init.ones_(self.between_weight)
 
     @property
     def process_group(self) -> Any:
@@ -193,8 +190,9 @@ class _MixtureNorm(MixtureHistory):
             if self.component_affine:  # these are not the components that γ and β are for
                 weight, bias = (p if p is None else p.mean(0).expand(components, -1) for p in parameters[:2])
                 parameters = parameters._replace(weight=weight, bias=bias)
-        kernels = kernels_for(points, components, self.backend, per_feature=self._is_per_feature(parameters))
-        form = self._form()
+        per_feature = self.population in PER_FEATURE or parameters == (None, None, None, None)
+        kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
+        form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
         with torch.no_grad():
             size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
             lloyd_iters = self.em_iters // 2
@@ -248,27 +246,31 @@ class _MixtureNorm(MixtureHistory):
 
     def _normalize_by_history(self, points: Tensor, parameters: Parameters) -> Tensor:
         mode = KERNEL_MODE.get(self.inference, self.inference)
-        per_feature = self._is_per_feature(parameters)
+        per_feature = self.population in PER_FEATURE or parameters == (None, None, None, None)
         kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
         history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
         self.look_at(points, history)
-        return kernels.inference(points, history, parameters, self._form())
-
-    def _form(self) -> Form:
-        return Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
-
-    def _is_per_feature(self, parameters: Parameters) -> bool:
-        """Whether the faster transforms take the parameters: of whole points' features, or none at all."""
-        return self.population in PER_FEATURE or parameters == (None, None, None, None)
+        form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
+        return kernels.inference(points, history, parameters, form)
 
     def _parameters_for(self, x: Tensor) -> Parameters:
-        """What is learned in the dtype of the computation, as it broadcasts against the points of x."""
-        dtype, own = compute_dtype(x.dtype), (self.weight, self.bias, self.within_weight, self.between_weight)
-        parameters = [None if p is None else p.to(dtype) for p in own]
-        if self.population not in PER_FEATURE:
-            shape = self.population, self.num_groups or 1, x.shape[0]
-            parameters = [None if p is None else parameter_for_points(p, *shape) for p in parameters]
-        return Parameters(*parameters)
+        """What a transform may learn, in the dtype of the computation, as it broadcasts against the points of x."""
+        dtype, weight, bias = compute_dtype(x.dtype), self.weight, self.bias
+        within, between = self.within_weight, self.between_weight
+        if within is None and self.within != 1:
+            within = x.new_full((self.num_features,), float(self.within), dtype=dtype)
+        if between is None and self.between != 0:
+            between = x.new_full((self.num_features,), float(self.between), dtype=dtype)
+        parameters = Parameters(
+            None if weight is None else weight.to(dtype),
+            None if bias is None else bias.to(dtype),
+            None if within is None else within.to(dtype),
+            None if between is None else between.to(dtype),
+        )
+        if self.population in PER_FEATURE:
+            return parameters
+        shape = self.population, self.num_groups or 1, x.shape[0]
+        return Parameters(*(None if p is None else parameter_for_points(p, *shape) for p in parameters))
 
     def _check_options(self) -> None:
         check_choice("seeding", self.seeding, get_args(Seeding))
@@ -346,7 +348,7 @@ class _MixtureNorm(MixtureHistory):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if prefix + "running_mean" in state_dict:  # a batch norm's: there the learned forms start
             for name, start in (("within_weight", 0.0), ("between_weight", 1.0)):
-                if name in self._parameters and self._parameters[name] is not None:
+                if self._parameters[name] is not None:
                     state_dict.setdefault(prefix + name, torch.full((self.num_features,), start))
         for name in ("weight", "bias") if self.component_affine else ():
             value = state_dict.get(prefix + name)

@@ -11,9 +11,8 @@ CHANNELS = 4
 CONFIGURATIONS = [
     *({"population": population, "inference": mode} for population in ("batch", "channel") for mode in INFERENCE),
     {"population": "batch", "inference": "ensemble", "bias": False},
-    {"population": "batch", "inference": "ensemble", "within": "learned", "between": "learned"},
+    {"population": "batch", "inference": "ensemble", "scale": "unit", "within": "learned", "between": "learned"},
     {"population": "batch", "inference": "ensemble", "scale": "unit", "within": 0.5, "between": 0.7},
-    {"population": "batch", "inference": "ensemble", "scale": "unit", "component_affine": True, "seeding": "warm"},
     {"population": "instance"},
     {"population": "layer"},
     {"population": "group", "num_groups": 2},

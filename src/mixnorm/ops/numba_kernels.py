@@ -98,10 +98,9 @@ class NumbaKernels(FastKernels):
         x = points.to(resp.dtype)
         y = torch.empty_like(x)
         inside, codes = _codes(parameters, form)
-        factors = _factors(mixture.weights, form, inside)
-        *arrays, out = _arrays(x, resp, *factors, *mixture[1:], *_with_overall(mixture, parameters), y)
+        *arrays, out = _arrays(x, resp, *mixture, *_with_overall(mixture, parameters), y)
         with _LOCK:
-            numba_loops.mix(*arrays, *codes, out)
+            numba_loops.mix(*arrays, form.scale == "unit", inside, *codes, out)
         return y.to(points.dtype)
 
     def mix_backward(
@@ -115,7 +114,11 @@ class NumbaKernels(FastKernels):
         over_ranks: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor | None, ...]:
         inside, codes = _codes(parameters, form)
-        factors = mixture.weights, *_factors(mixture.weights, form, inside)
+        outer, inner = torch.empty_like(mixture.weights), torch.empty_like(mixture.weights)
+        _, weights, *arrays = _arrays(mixture.weights, outer, inner)
+        with _LOCK:
+            numba_loops.factors(weights, form.scale == "unit", inside, *arrays)
+        factors = mixture.weights, outer, inner
         return _gradient(grad, points, resp, factors, mixture[1:], mixture, parameters, codes, True, over_ranks)
 
     def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
@@ -166,19 +169,16 @@ def _codes(parameters: Parameters, form: Form) -> tuple[bool, tuple[float, bool,
     return inside, (float(form.eps), form.affine_mode == "statistics", affine_inside, _ACTIVATIONS[form.activation])
 
 
-def _factors(weights: Tensor, form: Form, inside: bool) -> tuple[Tensor, Tensor]:
-    """a_k of a batch, (B, K): behind the activation and inside."""
-    outer, inner = torch.empty_like(weights), torch.empty_like(weights)
-    _, *arrays = _arrays(weights, outer, inner)
-    with _LOCK:
-        numba_loops.factors(arrays[0], form.scale == "unit", inside, *arrays[1:])
-    return outer, inner
-
-
 def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[Tensor | None]:
     """μ and σ² of all points (2·B, D), if they are needed, and the parameters as (1, D) or (K, D)."""
-    rows = [None if p is None else p.view(-1, p.shape[-1]) for p in parameters]
-    if parameters.within is None and parameters.between is None:
+    weight, bias, within, between = parameters
+    rows = [
+        None if weight is None else weight.view(-1, weight.shape[-1]),
+        None if bias is None else bias.view(-1, bias.shape[-1]),
+        None if within is None else within.unsqueeze(0),
+        None if between is None else between.unsqueeze(0),
+    ]
+    if within is None and between is None:
         return [None, *rows]
     if isinstance(mixtures, History):
         overall = reference.overall_statistics(mixtures)

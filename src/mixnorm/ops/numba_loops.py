@@ -655,10 +655,13 @@ def factors(weights: Any, is_unit: bool, inside: bool, outer: Any, inner: Any) -
 
 @_serial
 def mix(
-    threads: int, x: Any, resp: Any, outer: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any,
-    within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int, y: Any,
+    threads: int, x: Any, resp: Any, weights: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any,
+    within: Any, between: Any, is_unit: bool, inside: bool, eps: float, in_statistics: bool, affine_inside: bool,
+    activation: int, y: Any,
 ) -> None:  # fmt: skip
-    """y = Σ_k resp_k · outer_k · act(x̂_k) with γ and β; resp is (B, m, K)."""
+    """y = Σ_k resp_k · a_k · act(x̂_k) with γ and β; resp is (B, m, K)."""
+    outer, inner = np.empty_like(weights), np.empty_like(weights)
+    factors(weights, is_unit, inside, outer, inner)
     centre, scale, offset, shift = _affine(
         inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
     )
