@@ -83,8 +83,8 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     Parameters keep their identity, so an optimizer that was built before still works; but for ``component_affine=True``, and
     learned ``within`` and ``between`` are new ones. A module that is used in two places stays one module. Training flag,
     device, dtype and hooks carry over, and so do the running statistics: evaluation gives the same output as before, until
-    the first training batch (unless an option changes the transform itself: an activation, ``affine_mode="statistics"``, or a
-    population without a history). Lazy batch norms become lazy mixture norms. ``SyncBatchNorm`` and subclasses are left
+    the first training batch (unless an option changes the transform itself: an activation, ``affine_mode="statistics"``, or
+    a population without a history). Lazy batch norms become lazy mixture norms. ``SyncBatchNorm`` and subclasses are left
     alone.
 
     Args:

@@ -264,11 +264,13 @@ def _gradient_lines(
         p = tl.sum(first[k], axis=0)
         q = tl.sum(second[k], axis=0) * factor
         if IN_STATISTICS:
-            slope = 1.0 / tl.sqrt(tl.maximum(gamma, 0.0) * variance + eps)
-            grad_mean = -slope * p * factor
-            grad_scale = -0.5 * slope * slope * slope * q  # with respect to γ·σ² + ε
-            grad_variance = grad_scale * tl.maximum(gamma, 0.0)
-            of_gamma = tl.where(gamma >= 0, grad_scale * variance, 0.0)
+            # In fp64, because the slope's roundings count three times in its cube, which is large where γ is small.
+            positive, spread = tl.maximum(gamma, 0.0).to(tl.float64), variance.to(tl.float64)
+            root = 1.0 / tl.sqrt(positive * spread + eps)
+            grad_scale = -0.5 * root * root * root * q  # with respect to γ·σ² + ε
+            grad_mean = (-root * p * factor).to(tl.float32)
+            grad_variance = (grad_scale * positive).to(tl.float32)
+            of_gamma = tl.where(gamma >= 0, grad_scale * spread, 0.0).to(tl.float32)
             of_beta = grad_mean
         else:
             inverse = 1.0 / tl.sqrt(variance + eps)
