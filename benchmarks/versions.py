@@ -33,6 +33,7 @@ SHAPES = {
     ],
     "cpu": [((256, 64), torch.float32), ((64, 128, 8, 8), torch.float32), ((32, 64, 32, 32), torch.float32)],
 }
+FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 
 
 def main() -> None:
@@ -40,28 +41,31 @@ def main() -> None:
     parser.add_argument("sources", nargs="*", help="folders that hold the package mixnorm, the older one first")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--shapes", type=int, help="the first so many shapes alone")
+    parser.add_argument("--channels", choices=FORMATS, default="last")
+    parser.add_argument("--activation", help="of mixture norm, such as relu; batch norm has none")
     arguments = parser.parse_args()
     if not arguments.sources:  # the measurement itself, in a process of its own
-        measure(arguments.shapes)
+        measure(arguments.shapes, FORMATS[arguments.channels], arguments.activation)
         return
+    given = {"--shapes": arguments.shapes, "--channels": arguments.channels, "--activation": arguments.activation}
+    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
     for number in range(arguments.rounds):
         for source in arguments.sources:
             environment = os.environ | {"PYTHONPATH": source}
-            command = [sys.executable, __file__, *(["--shapes", str(arguments.shapes)] if arguments.shapes else [])]
-            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            with subprocess.Popen([sys.executable, __file__, *options], env=environment, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     print(f"round {number + 1}, {source}: {line}", end="", flush=True)
 
 
-def measure(count: int | None) -> None:
+def measure(count: int | None, memory_format: torch.memory_format, activation: str | None) -> None:
     from mixnorm import MixtureNorm1d, MixtureNorm2d
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for shape, dtype in SHAPES[device][:count]:
         x = torch.randn(shape, device=device, dtype=dtype)
         if len(shape) == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = x.contiguous(memory_format=memory_format)
         x.requires_grad_()
         grad, channels = torch.randn_like(x), shape[1]
         pair = (nn.BatchNorm2d, MixtureNorm2d) if len(shape) == 4 else (nn.BatchNorm1d, MixtureNorm1d)
@@ -70,7 +74,8 @@ def measure(count: int | None) -> None:
             for way in ("graph", "eager") if device == "cuda" else ("eager",):
                 times = []
                 for norm in pair:
-                    layer = norm(channels).to(device)
+                    options = {"activation": activation} if norm is pair[1] else {}
+                    layer = norm(channels, **options).to(device)
                     for _ in range(11):  # a full history
                         layer(x)
                     times.append(timed(partial(work, layer, x, grad), in_graph=way == "graph"))

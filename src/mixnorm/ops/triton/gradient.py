@@ -265,7 +265,8 @@ def _gradient_lines(
         q = tl.sum(second[k], axis=0) * factor
         if IN_STATISTICS:
             # In fp64, because the slope's roundings count three times in its cube, which is large where γ is small.
-            positive, spread = tl.maximum(gamma, 0.0).to(tl.float64), variance.to(tl.float64)
+            positive = tl.maximum(gamma, 0.0).to(tl.float64)
+            spread = variance.to(tl.float64)  # type: ignore[var-annotated]
             root = 1.0 / tl.sqrt(positive * spread + eps)
             grad_scale = -0.5 * root * root * root * q  # with respect to γ·σ² + ε
             grad_mean = (-root * p * factor).to(tl.float32)
