@@ -52,7 +52,8 @@ def main() -> None:
     for number in range(arguments.rounds):
         for source in arguments.sources:
             environment = os.environ | {"PYTHONPATH": source}
-            with subprocess.Popen([sys.executable, __file__, *options], env=environment, stdout=subprocess.PIPE, text=True) as process:
+            command = [sys.executable, __file__, *options]
+            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     print(f"round {number + 1}, {source}: {line}", end="", flush=True)
