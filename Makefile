@@ -52,9 +52,10 @@ $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
 		--editable ".[cpu]" hypothesis pytest pytest-xdist scikit-learn transformers
 	touch $@
 
-# The loops for the CPU, compiled once, while the rest is installed. Those of fp64 are for tests alone, and need not be fast.
+# The loops for the CPU, compiled once, while the rest is installed. Those of fp64 are for tests alone, and need not be fast;
+# but with NUMBA_OPT=0 numba does not keep them.
 $(VENV)/loops-%: $(VENV)/torch
-	PYTHONPATH=src NUMBA_OPT=$(if $(filter float64,$*),0,3) $(BIN)/python -m mixnorm.prepare $*
+	PYTHONPATH=src NUMBA_OPT=$(if $(filter float64,$*),1,3) $(BIN)/python -m mixnorm.prepare $*
 	touch $@
 
 $(VENV)/prepared: $(VENV)/loops-float32 $(VENV)/loops-float64 $(VENV)/installed

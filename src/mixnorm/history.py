@@ -230,7 +230,7 @@ class MixtureHistory(nn.Module):
         return queue
 
     def start_for(self, points: Tensor) -> Mixture | None:
-        """The last batch's mixture, to go on from with ``seeding="warm"``; ``None`` for the first batch, which is seeded.
+        """The last batch's mixture, to go on from with a warm start; ``None`` for the first batch, which is seeded.
 
         A recomputation starts where its forward pass did. It is known by a random number, because activation checkpointing
         puts the generator back.

@@ -52,7 +52,7 @@ class _MixtureNorm(MixtureHistory):
         bias: bool = True,
         num_components: int = 3,
         em_iters: int = 2,
-        seeding: Seeding = "kmeans++",
+        seeding: Seeding | int = "kmeans++",
         sample_fraction: float = 0.25,
         max_samples: int | None = DEFAULT_MAX_SAMPLES,
         min_weight: float = 0.01,
@@ -170,7 +170,7 @@ class _MixtureNorm(MixtureHistory):
                 f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
                 "torch.export where there is no history"
             )
-        start = self.start_for(points) if self.seeding == "warm" and self.training else None
+        start = self.start_for(points) if self.seeding != "kmeans++" and self.training else None
         ranks = None if group is None else self._meet(points, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
@@ -193,19 +193,24 @@ class _MixtureNorm(MixtureHistory):
         per_feature = self.population in PER_FEATURE or parameters == (None, None, None, None)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
+        mixture: Any = None
         with torch.no_grad():
             size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
             lloyd_iters = self.em_iters // 2
             options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
-            if kernels.counts and start is None and self.training and self.keeps_history and _in_graph(points):
-                draws: Any = int(torch.randint(2**62, (), device="cpu")), self.num_batches_tracked
-            else:
-                draws = gmm.draw(size, points, components, start, fixed=not self.training)
-            fitted = points.detach(), size, draws, components, options, start, kernels
-            if ranks is None:
-                sample, mixture = gmm.fit_points(*fitted)
-            else:
-                sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
+            for begin in (start,) if start is None or self.seeding == "warm" else (None, start):
+                if kernels.counts and begin is None and self.training and self.keeps_history and _in_graph(points):
+                    draws: Any = int(torch.randint(2**62, (), device="cpu")), self.num_batches_tracked
+                else:
+                    draws = gmm.draw(size, points, components, begin, fixed=not self.training)
+                fitted, other = (points.detach(), size, draws, components, options, begin, kernels), mixture
+                if ranks is None:
+                    sample, mixture = gmm.fit_points(*fitted)
+                else:
+                    sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
+            if other is not None:  # how many batches there were is not read back from a GPU: both, and then one of them
+                is_early = self.num_batches_tracked < self.seeding  # type: ignore[operator]
+                mixture = Mixture(*(torch.where(is_early, a, b) for a, b in zip(other, mixture, strict=True)))
         if ranks is None:
             y, found = kernels.transform(points, mixture, parameters, form)
         else:
@@ -273,7 +278,10 @@ class _MixtureNorm(MixtureHistory):
         return Parameters(*(None if p is None else parameter_for_points(p, *shape) for p in parameters))
 
     def _check_options(self) -> None:
-        check_choice("seeding", self.seeding, get_args(Seeding))
+        if not (isinstance(self.seeding, Integral) and self.seeding >= 0) or isinstance(self.seeding, bool):
+            check_choice("seeding", self.seeding, get_args(Seeding))
+        elif not self.keeps_history:
+            raise ValueError(f"seeding={self.seeding} counts batches, which needs a history: use 'kmeans++' or 'warm'")
         check_choice("inference", self.inference, get_args(Inference))
         check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
         check_choice("scale", self.scale, get_args(Scale))
@@ -316,7 +324,7 @@ class _MixtureNorm(MixtureHistory):
             return
         if not self.affine:
             raise ValueError("component_affine=True needs affine=True: without γ and β there is nothing to have for each")
-        if self.seeding == "kmeans++":
+        if self.seeding != "warm":
             raise ValueError("component_affine=True needs components that keep their place: use seeding='warm'")
         if self.population != "batch":
             raise ValueError(

@@ -300,3 +300,27 @@ def test_what_does_not_go_together_is_one_sentence(options, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)) as error:
         MixtureNorm2d(4, **options)
     assert "\n" not in str(error.value)
+
+
+def test_seeding_that_is_random_at_first_and_warm_after():
+    """In the first batches the mixture depends on the random numbers, and then only on the mixture before."""
+    found, after = [], 3
+    for seed in range(2):
+        layer = MixtureNorm1d(4, num_components=3, seeding=after, sample_fraction=1.0, em_iters=2)
+        for step in range(5):
+            before = layer.mixture
+            torch.manual_seed(100 * seed + step)
+            layer(points(400, 4, seed=step))
+            if step >= after:
+                expected = mixnorm.gmm.fit_mixture(points(400, 4, seed=step), 3, em_iters=2, init=before, min_variance=1e-5)
+                resp = expected.responsibilities(points(400, 4, seed=step))
+                torch.testing.assert_close(layer.mixture.weights, resp.mean(0), rtol=1e-4, atol=1e-5)
+            found.append(layer.mixture.means)
+    assert not any(torch.allclose(a, b, atol=1e-3) for a, b in zip(found[1:3], found[6:8], strict=True))
+
+
+def test_seeding_that_counts_needs_a_history():
+    with pytest.raises(ValueError, match="seeding=10 counts batches, which needs a history: use 'kmeans\\+\\+' or 'warm'"):
+        MixtureNorm2d(4, seeding=10, track_running_stats=False)
+    with pytest.raises(ValueError, match="seeding=-1 is unknown"):
+        MixtureNorm2d(4, seeding=-1)

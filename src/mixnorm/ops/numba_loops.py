@@ -22,7 +22,9 @@ from numba import njit, prange
 FLUSH = 64  # points whose sums are added up before they go into the fp64 ones
 # Sums may be reordered, which lets them be vectorized; NaN and Inf keep their meaning.
 _serial = njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, cache=True, error_model="numpy")
-_inlined = njit(fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, error_model="numpy", forceinline=True)
+_inlined = njit(
+    fastmath={"reassoc", "contract", "arcp", "nsz"}, nogil=True, cache=True, error_model="numpy", forceinline=True
+)
 _parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 
 FAR = 1e3  # (mean - centre)² / variance above which a variance about that centre has lost digits
