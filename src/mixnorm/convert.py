@@ -80,10 +80,11 @@ _HOOKS = [name for name in vars(nn.Module()) if "_hook" in name]
 def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Module:
     """Replaces batch norms by mixture norms, in place.
 
-    Parameters keep their identity, so an optimizer that was built before still works; but for ``component_affine=True``, and
-    learned ``within`` and ``between`` are new ones. A module that is used in two places stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives
-    the same output as before, until the first training batch (unless an option changes the transform itself: an activation,
-    ``affine_mode="statistics"``, or a population without a history). Lazy batch norms become lazy mixture norms.
+    Parameters keep their identity, so an optimizer that was built before still works. Only γ and β with
+    ``component_affine=True``, and ``within`` and ``between`` where they are learned, are new to it. A module used in two
+    places stays one module. Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation
+    gives the same output as before, until the first training batch (unless an option changes the transform itself: an
+    activation, ``affine_mode="statistics"``, or a population without a history). Lazy batch norms become lazy mixture norms.
     ``SyncBatchNorm`` and subclasses are left alone.
 
     Args:
