@@ -37,8 +37,8 @@ def mixture_normalize(
     .. math::
         \hat x_i = \sum_k \frac{\nu_{ik}}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
 
-    with λ, μ and σ² the statistics of the points under ν. Gradients flow to ``x`` (also through μ and σ²), ``weight`` and
-    ``bias``, never to ``resp``.
+    with λ, μ and σ² the statistics of the points under ν. Gradients flow to ``x`` (also through μ and σ²), ``weight``,
+    ``bias``, ``within`` and ``between``, never to ``resp``.
 
     Args:
         x: (..., m, D).
@@ -104,7 +104,8 @@ def mixture_inference(
         scale, within, between: as in :func:`mixture_normalize`.
 
     Returns:
-        (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight`` and ``bias``, and stop at the posterior.
+        (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight``, ``bias``, ``within`` and ``between``, and stop at
+        the posterior.
     """
     check_choice("mode", mode, get_args(InferenceMode))
     check_choice("activation", activation, (None, *ACTIVATIONS))

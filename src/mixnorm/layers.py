@@ -14,8 +14,9 @@ class MixtureNorm1d(_MixtureNorm):
         \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
         \qquad y = \gamma \hat x + \beta.
 
-    With K = 1 this is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's
-    own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+    This is the paper's equation; ``scale``, ``between``, ``within`` and ``component_affine`` change it. With K = 1 it is
+    batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own; ``history_vars``
+    holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
         num_features: C, the channels of the input.
@@ -42,6 +43,16 @@ class MixtureNorm1d(_MixtureNorm):
             does not describe, so that no batch can spoil them. Default: "ensemble"
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
             Default: "output"
+        scale: a_k, what the scale of each component is multiplied by. "fisher": the paper's 1/√λ_k, which makes the variance
+            of the output about K; "unit": 1. Default: "fisher"
+        between: b, how much of its place a component keeps: b·(μ_k - μ)/√(σ² + ε) is added to it, where μ and σ² are of all
+            points. A number, or "learned": one for each channel, which starts at 1. Default: 0.0, all at the origin
+        within: g, how far a component has its own scale: x - μ_k is multiplied by g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε).
+            A number, or "learned": one for each channel, which starts at 0. With g = 0 and b = 1 the layer is batch norm
+            for any K. Default: 1.0, only its own
+        component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
+            ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
+            gets the means of γ_k and β_k. Default: ``False``
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
             Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
@@ -80,8 +91,9 @@ class MixtureNorm2d(_MixtureNorm):
         \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
         \qquad y = \gamma \hat x + \beta.
 
-    With K = 1 this is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's
-    own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+    This is the paper's equation; ``scale``, ``between``, ``within`` and ``component_affine`` change it. With K = 1 it is
+    batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own; ``history_vars``
+    holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
         num_features: C, the channels of the input.
@@ -108,6 +120,16 @@ class MixtureNorm2d(_MixtureNorm):
             does not describe, so that no batch can spoil them. Default: "ensemble"
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
             Default: "output"
+        scale: a_k, what the scale of each component is multiplied by. "fisher": the paper's 1/√λ_k, which makes the variance
+            of the output about K; "unit": 1. Default: "fisher"
+        between: b, how much of its place a component keeps: b·(μ_k - μ)/√(σ² + ε) is added to it, where μ and σ² are of all
+            points. A number, or "learned": one for each channel, which starts at 1. Default: 0.0, all at the origin
+        within: g, how far a component has its own scale: x - μ_k is multiplied by g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε).
+            A number, or "learned": one for each channel, which starts at 0. With g = 0 and b = 1 the layer is batch norm
+            for any K. Default: 1.0, only its own
+        component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
+            ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
+            gets the means of γ_k and β_k. Default: ``False``
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
             Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
@@ -146,8 +168,9 @@ class MixtureNorm3d(_MixtureNorm):
         \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
         \qquad y = \gamma \hat x + \beta.
 
-    With K = 1 this is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's
-    own; ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+    This is the paper's equation; ``scale``, ``between``, ``within`` and ``component_affine`` change it. With K = 1 it is
+    batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own; ``history_vars``
+    holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
         num_features: C, the channels of the input.
@@ -174,6 +197,16 @@ class MixtureNorm3d(_MixtureNorm):
             does not describe, so that no batch can spoil them. Default: "ensemble"
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k (a γ below 0 counts as 0).
             Default: "output"
+        scale: a_k, what the scale of each component is multiplied by. "fisher": the paper's 1/√λ_k, which makes the variance
+            of the output about K; "unit": 1. Default: "fisher"
+        between: b, how much of its place a component keeps: b·(μ_k - μ)/√(σ² + ε) is added to it, where μ and σ² are of all
+            points. A number, or "learned": one for each channel, which starts at 1. Default: 0.0, all at the origin
+        within: g, how far a component has its own scale: x - μ_k is multiplied by g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε).
+            A number, or "learned": one for each channel, which starts at 0. With g = 0 and b = 1 the layer is batch norm
+            for any K. Default: 1.0, only its own
+        component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
+            ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
+            gets the means of γ_k and β_k. Default: ``False``
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
             Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each

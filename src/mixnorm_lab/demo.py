@@ -1,4 +1,4 @@
-"""A distribution with two modes through batch norm and through mixture norm, and a picture of both.
+"""A distribution with two modes through batch norm and two forms of mixture norm, and a picture of them.
 
 python -m mixnorm_lab.demo [PICTURE.png]
 """
@@ -14,7 +14,15 @@ from torch import Tensor, nn
 
 from mixnorm import MixtureNorm1d
 
-INK, BLUE, ORANGE = "#333333", "#4477aa", "#ee7733"
+INK, GREY, BLUE, ORANGE = "#333333", "#777777", "#4477aa", "#ee7733"
+FORM: dict[str, Any] = {"scale": "unit", "between": 1.0}
+NORMS = ("batch norm", "mixture norm, the paper's", "mixture norm, scale='unit', between=1.0")
+TITLES = (
+    ("Input", "two modes, one narrow and one wide"),
+    ("Batch norm", "one shift and scale for both"),
+    ("Mixture norm, the paper's form", "both modes become one cloud"),
+    ("Mixture norm, side by side", 'scale="unit", between=1.0: equally wide'),
+)
 
 
 def two_modes(count: int = 20_000, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -26,12 +34,19 @@ def two_modes(count: int = 20_000, seed: int = 0) -> tuple[Tensor, Tensor]:
     return centers[mode] + deviations[mode] * torch.randn(count, 2, generator=g), mode
 
 
-def normalize(x: Tensor) -> tuple[Tensor, Tensor, MixtureNorm1d]:
-    """x through batch norm and through mixture norm with two components, and the mixture norm."""
-    torch.manual_seed(0)
-    mixture_norm = MixtureNorm1d(x.shape[1], num_components=2, em_iters=6)
+def normalize(x: Tensor) -> tuple[list[Tensor], MixtureNorm1d]:
+    """x through each of ``NORMS``, and the paper's mixture norm; both forms fit the same mixture of two components."""
+    found, layers = [], [MixtureNorm1d(x.shape[1], num_components=2, em_iters=6, **form) for form in ({}, FORM)]
     with torch.no_grad():
-        return nn.BatchNorm1d(x.shape[1])(x), mixture_norm(x), mixture_norm
+        for norm in (nn.BatchNorm1d(x.shape[1]), *layers):
+            torch.manual_seed(0)
+            found.append(norm(x))
+    return found, layers[0]
+
+
+def deviations(y: Tensor, mode: Tensor) -> tuple[float, float]:
+    """The deviation of the first coordinate in each of the two modes."""
+    return float(y[mode == 0, 0].std()), float(y[mode == 1, 0].std())
 
 
 def separation(y: Tensor, mode: Tensor) -> float:
@@ -42,47 +57,48 @@ def separation(y: Tensor, mode: Tensor) -> float:
 
 
 def draw(path: Path) -> Path:
-    """The picture: above, the points; below, their first coordinate. Input, batch norm, mixture norm."""
+    """The picture: above, the points; below, their first coordinate. The input, and what each norm makes of it."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     x, mode = two_modes()
-    batch, mixture, layer = normalize(x)
-    panels = [
-        ("Input: two modes", x),
-        ("Batch norm: shifted and scaled", batch),
-        ("Mixture norm: each mode by itself", mixture),
-    ]
+    outputs, layer = normalize(x)
     with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK}):
-        figure = Figure(figsize=(12, 6), dpi=110, layout="constrained")
-        axes = figure.subplots(2, 3, sharex="col", gridspec_kw={"height_ratios": [2.2, 1]})
-        for column, (title, points) in enumerate(panels):
-            _scatter(axes[0, column], title, points, mode)
+        figure = Figure(figsize=(14, 5.8), dpi=110, layout="constrained")
+        axes = figure.subplots(2, 4, sharex="col", gridspec_kw={"height_ratios": [2.2, 1]})
+        for column, (titles, points) in enumerate(zip(TITLES, (x, *outputs), strict=True)):
+            _scatter(axes[0, column], titles, points, mode)
             _densities(axes[1, column], points[:, 0], mode)
+        for axis in axes[0, 1:]:  # one scale for the norms, so that widths can be compared
+            axis.set(xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
         _fitted_components(axes[0, 0], layer)
-        axes[0, 0].legend(loc="upper left", frameon=False, fontsize=9)
+        axes[0, 0].legend(loc="lower right", frameon=False, fontsize=9)
+        axes[0, 0].set_ylabel("second coordinate")
         axes[1, 0].set_ylabel("density")
         figure.savefig(path)
     return path
 
 
-def _scatter(axis: Any, title: str, points: Tensor, mode: Tensor) -> None:
-    axis.set_title(title, loc="left", color=INK)
+def _scatter(axis: Any, titles: tuple[str, str], points: Tensor, mode: Tensor) -> None:
+    axis.set_title(titles[0] + "\n", loc="left", color=INK)
+    axis.text(0, 1.02, titles[1], transform=axis.transAxes, color=GREY, fontsize=9.5)
     axis.axhline(0, color="#dddddd", lw=1, zorder=0)
     axis.axvline(0, color="#dddddd", lw=1, zorder=0)
     for value, color in enumerate((BLUE, ORANGE)):
         part = points[mode == value][:1500]
         axis.scatter(part[:, 0], part[:, 1], s=4, color=color, alpha=0.35, linewidths=0)
-    axis.set_ylabel("second coordinate")
 
 
 def _densities(axis: Any, values: Tensor, mode: Tensor) -> None:
+    from matplotlib.ticker import MultipleLocator
+
     bins = torch.linspace(float(values.min()), float(values.max()), 90).tolist()
     everything = len(values)
     for value, color in enumerate((BLUE, ORANGE)):
         part = values[mode == value].tolist()
         axis.hist(part, bins, weights=[1 / everything / (bins[1] - bins[0])] * len(part), color=color, alpha=0.75)
     axis.set_xlabel("first coordinate")
+    axis.xaxis.set_major_locator(MultipleLocator(2))
     axis.set_yticks([])
 
 
@@ -101,16 +117,18 @@ def main() -> None:
     """Draws the picture, and says what it shows."""
     path = Path(sys.argv[1] if len(sys.argv) > 1 else "mixnorm-demo.png").resolve()
     x, mode = two_modes()
-    batch, mixture, layer = normalize(x)
+    outputs, layer = normalize(x)
     fitted = layer.mixture
     assert fitted is not None
-    print("A batch of 20,000 points with two modes, through batch norm and through mixture norm (K = 2).\n")
+    print("A batch of 20,000 points with two modes, through batch norm and through two forms of mixture norm (K = 2).\n")
     for k, (share, mean) in enumerate(zip(fitted.weights.tolist(), fitted.means.tolist(), strict=True), start=1):
         print(f"  component {k}: {share:5.1%} of the points around ({mean[0]:+.2f}, {mean[1]:+.2f})")
-    print("\n  distance between the modes, in deviations of the wider one")
-    for name, y in (("input", x), ("batch norm", batch), ("mixture norm", mixture)):
-        print(f"    {name:<13}{separation(y, mode):5.2f}")
-    print("\n  Batch norm keeps the shape; mixture norm moves every mode to the origin and gives it its own scale.")
+    print("\n  deviation of each mode in the first coordinate, and the distance between them in deviations of the wider one")
+    for name, y in zip(("input", *NORMS), (x, *outputs), strict=True):
+        first, second = deviations(y, mode)
+        print(f"    {name:<41}{first:5.2f}{second:7.2f}{separation(y, mode):10.2f}")
+    print("\n  Batch norm keeps the shape; the paper's mixture norm moves every mode to the origin, with its own scale.")
+    print('  With scale="unit" and between=1.0 both modes are equally wide and lie side by side.')
     try:
         print(f"\nPicture: {draw(path)}")
     except ModuleNotFoundError:

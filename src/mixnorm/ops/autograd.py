@@ -18,10 +18,10 @@ from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters, gra
 
 
 class Transform(torch.autograd.Function):
-    """The transform of points under ν and its statistics. Gradients flow to points, γ and β, also through μ and σ².
+    """The transform of points under ν and its statistics. Gradients flow to points and parameters, also through μ and σ².
 
     With ``ranks`` the statistics are of all ranks' points. The gradient of the points is then that of all ranks' losses
-    together; those of γ and β are this rank's share, as DistributedDataParallel expects them.
+    together; those of the parameters are this rank's share, as DistributedDataParallel expects them.
     """
 
     @staticmethod
