@@ -31,7 +31,8 @@ class MixtureNorm1d(_MixtureNorm):
         bias: whether there is a β. Default: ``True``
         num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
-        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture. Default: "kmeans++"
+        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number: k-means++ in the first so many
+            batches, which is random and so regularizes, and warm after them. Default: "kmeans++"
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -108,7 +109,8 @@ class MixtureNorm2d(_MixtureNorm):
         bias: whether there is a β. Default: ``True``
         num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
-        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture. Default: "kmeans++"
+        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number: k-means++ in the first so many
+            batches, which is random and so regularizes, and warm after them. Default: "kmeans++"
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -185,7 +187,8 @@ class MixtureNorm3d(_MixtureNorm):
         bias: whether there is a β. Default: ``True``
         num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
-        seeding: "kmeans++", or "warm": EM goes on from the last batch's mixture. Default: "kmeans++"
+        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number: k-means++ in the first so many
+            batches, which is random and so regularizes, and warm after them. Default: "kmeans++"
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
