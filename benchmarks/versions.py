@@ -42,13 +42,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--shapes", type=int, help="the first so many shapes alone")
     parser.add_argument("--channels", choices=FORMATS, default="last")
-    parser.add_argument("--activation", help="of mixture norm, such as relu; batch norm has none")
+    parser.add_argument("--option", action="append", default=[], help="of mixture norm, such as activation=relu")
     arguments = parser.parse_args()
     if not arguments.sources:  # the measurement itself, in a process of its own
-        measure(arguments.shapes, FORMATS[arguments.channels], arguments.activation)
+        measure(arguments.shapes, FORMATS[arguments.channels], arguments.option)
         return
-    given = {"--shapes": arguments.shapes, "--channels": arguments.channels, "--activation": arguments.activation}
-    options = [text for name, value in given.items() if value is not None for text in (name, str(value))]
+    options = ["--channels", arguments.channels, *(f"--option={option}" for option in arguments.option)]
+    options += ["--shapes", str(arguments.shapes)] if arguments.shapes else []
     for number in range(arguments.rounds):
         for source in arguments.sources:
             environment = os.environ | {"PYTHONPATH": source}
@@ -59,10 +59,12 @@ def main() -> None:
                     print(f"round {number + 1}, {source}: {line}", end="", flush=True)
 
 
-def measure(count: int | None, memory_format: torch.memory_format, activation: str | None) -> None:
+def measure(count: int | None, memory_format: torch.memory_format, options: list[str]) -> None:
     from mixnorm import MixtureNorm1d, MixtureNorm2d
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = dict(option.split("=", 1) for option in options)
+    chosen = {name: {"True": True}.get(value, value) for name, value in chosen.items()}
     for shape, dtype in SHAPES[device][:count]:
         x = torch.randn(shape, device=device, dtype=dtype)
         if len(shape) == 4:
@@ -75,8 +77,7 @@ def measure(count: int | None, memory_format: torch.memory_format, activation: s
             for way in ("graph", "eager") if device == "cuda" else ("eager",):
                 times = []
                 for norm in pair:
-                    options = {"activation": activation} if norm is pair[1] else {}
-                    layer = norm(channels, **options).to(device)
+                    layer = norm(channels, **(chosen if norm is pair[1] else {})).to(device)
                     for _ in range(11):  # a full history
                         layer(x)
                     times.append(timed(partial(work, layer, x, grad), in_graph=way == "graph"))
