@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 OLDEST = .venv-oldest
+# Tests start many processes, and each would compile all that it imports. Whatever the environment says, bytecode is kept.
+export PYTHONDONTWRITEBYTECODE =
 # Python compiles what it imports; to compile all of PyTorch takes longer than to install it.
 INSTALL = $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 

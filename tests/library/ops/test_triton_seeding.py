@@ -51,7 +51,6 @@ def expected():
     return clusters_of_the_reference(torch.rand(REFERENCE_MIXTURES, reference_fit.num_uniforms(K), generator=generator))
 
 
-@pytest.mark.slow
 def test_the_same_numbers_choose_the_same_seeds_and_these_follow_the_distribution(expected):
     count = LINE.shape[1] + 1
     draws = torch.rand(count + MIXTURES * reference_fit.num_uniforms(K), generator=torch.Generator().manual_seed(0))
@@ -60,7 +59,6 @@ def test_the_same_numbers_choose_the_same_seeds_and_these_follow_the_distributio
     assert p_value(found, expected) > LEAST_P
 
 
-@pytest.mark.slow
 def test_numbers_from_a_counter_follow_the_distribution(expected):
     found = clusters_of_the_kernel((12345, torch.tensor(7, device=DEVICE)))
     assert p_value(found, expected) > LEAST_P
