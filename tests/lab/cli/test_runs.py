@@ -458,8 +458,9 @@ def test_a_folder_that_may_not_be_written(tmp_path):
         tmp_path.chmod(0o700)
 
 
-def test_a_disk_that_is_full(compared, copied, no_pictures):
+def test_a_disk_that_is_full(compared, copied, no_pictures, monkeypatch):
     """Files may not grow beyond a size. The runs are done but for one, which has no room for its checkpoint."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # of a module cut off in the middle, for all later processes
     folder = copied / "mixture-norm" / "seed-1"
     (folder / records.NAME).unlink()
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != "lock"}
