@@ -37,6 +37,14 @@ CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 ROUNDING = {FP32: 1e-5, BF16: 1e-2, FP64: 1e-9}  # of the largest number, beside the error of plain PyTorch
 MOST_OFF = 3.0  # what the outputs of evaluation may be larger or smaller than those of training
 
+FORMS = (
+    {},
+    {},
+    {"scale": "unit"},
+    {"scale": "unit", "within": "learned", "between": "learned"},
+    {"scale": "unit", "within": 0.4, "between": 0.8},
+    {"scale": "unit", "component_affine": True},
+)
 NORMS = st.fixed_dictionaries(
     {
         "num_components": st.integers(1, 5),
@@ -53,6 +61,7 @@ NORMS = st.fixed_dictionaries(
         "activation": st.sampled_from([None, None, "relu", "leaky_relu", "silu", "gelu"]),
         "population": st.sampled_from(["batch", "batch", "batch", "channel", "instance", "layer", "group"]),
         "track_running_stats": st.sampled_from([True, True, True, False]),
+        "form": st.sampled_from(FORMS),
     }
 )
 BLOCKS = st.fixed_dictionaries(
@@ -112,6 +121,11 @@ class Block(nn.Module):
         if rank == 3 and dtype == BF16:  # with groups, oneDNN's convolution reads memory that was never written
             groups = 1
         self.conv = conv(inputs, channels, kernel, plan["stride"], padding, groups=groups, bias=plan["bias"])
+        form = options.pop("form")
+        if options["affine_mode"] == "output" and options["inference"] != "paper":
+            warm = options["seeding"] == "warm" and options["inference"] != "pooled"
+            if "component_affine" not in form or (warm and options["affine"] and options["population"] == "batch"):
+                options |= form
         if options["population"] == "group":
             options["num_groups"] = 2
         self.norm = norm(channels, **options)

@@ -30,7 +30,7 @@ OPTIONS = st.fixed_dictionaries(
     {
         "num_components": st.integers(1, 5),
         "em_iters": st.integers(0, 4),
-        "seeding": st.sampled_from(["kmeans++", "warm"]),
+        "seeding": st.sampled_from(["kmeans++", "warm", 1]),
         "sample_fraction": st.sampled_from([0.05, 0.25, 1.0]),
         "max_samples": st.sampled_from([None, 1, 7, 4096]),
         "min_weight": st.sampled_from([0.0, 0.01, 0.4]),
@@ -43,6 +43,11 @@ OPTIONS = st.fixed_dictionaries(
         "population": st.sampled_from(["batch", "batch", "channel", "instance", "layer", "group"]),
         "track_running_stats": st.sampled_from([True, True, True, False]),
         "backend": st.sampled_from(["reference", "auto"]),
+        "scale": st.sampled_from(["fisher", "unit"]),
+        # The paper's more often than not, because the others do not go with all of the above.
+        "within": st.sampled_from([1.0, 1.0, 1.0, 0.0, 0.3, "learned"]),
+        "between": st.sampled_from([0.0, 0.0, 0.0, 1.0, 0.7, "learned"]),
+        "component_affine": st.sampled_from([False, False, False, True]),
     }
 )
 SHAPES = st.integers(2, 5).flatmap(
@@ -158,6 +163,32 @@ def test_with_one_component_it_is_batch_norm(shape, kind, layout, dtype, seed):
     # Rounded to the dtype, and before that computed in fp32 from a mean that may be large beside the deviation.
     spread = float((x.double().abs().amax() / (x.double().var(correction=0) + 1e-5).sqrt()).clamp_min(1))
     allowed = ROUNDING[dtype] + (0 if dtype == torch.float64 else 1e-6 * spread)
+    torch.testing.assert_close(y.double(), right, rtol=0, atol=allowed * scale)
+
+
+@drawn
+@given(
+    SHAPES,
+    st.sampled_from(KINDS),
+    st.sampled_from(LAYOUTS),
+    st.sampled_from(DTYPES),
+    st.integers(1, 4),
+    st.sampled_from(["reference", "auto"]),
+    st.integers(0, 2**16),
+)
+def test_gates_start_as_batch_norm(shape, kind, layout, dtype, components, backend, seed):
+    """With any number of components."""
+    x = laid_out(values(kind, shape, dtype, seed), layout)
+    points = x.numel() // max(1, x.shape[1])
+    if kind in ("nan", "inf", "huge") or points < 2:
+        return
+    right = F.batch_norm(x.double(), None, None, training=True)
+    options = {"num_components": components, "within": "learned", "between": "learned", "backend": backend}
+    y = LAYERS[len(shape)](shape[1], **options)(x)
+    scale = right.abs().max().clamp_min(1).item()
+    # As with one component; and each component has a mean of its own, which may be as large.
+    spread = float((x.double().abs().amax() / (x.double().var(correction=0) + 1e-5).sqrt()).clamp_min(1))
+    allowed = ROUNDING[dtype] + (0 if dtype == torch.float64 else 2e-6 * spread)
     torch.testing.assert_close(y.double(), right, rtol=0, atol=allowed * scale)
 
 
