@@ -22,7 +22,7 @@ test-slow: $(VENV)/prepared   # what takes minutes, launches of many processes a
 	$(BIN)/pytest -m slow
 
 test-nightly: $(VENV)/prepared   # 12,000 random cases of layers, 2,000 of models
-	MIXNORM_PROPERTY_CASES=4000 $(BIN)/pytest tests/library/test_properties.py
+	MIXNORM_PROPERTY_CASES=3000 $(BIN)/pytest tests/library/test_properties.py
 	MIXNORM_MODEL_CASES=1900 $(BIN)/pytest -m 'slow or not slow' tests/library/test_model_properties.py
 
 # The library's tests with the oldest packages that it claims to run with. Its loops are kept apart: a numba throws away those of another.
