@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import re
 
 import pytest
@@ -335,3 +336,37 @@ def test_seeding_that_counts_needs_a_history():
         MixtureNorm2d(4, seeding=10, track_running_stats=False)
     with pytest.raises(ValueError, match="seeding=-1 is unknown"):
         MixtureNorm2d(4, seeding=-1)
+
+
+def of_components(**options):
+    return {"component_affine": True, "seeding": "warm", "scale": "unit", **options}
+
+
+@pytest.mark.parametrize("options", [LEARNED, of_components(), of_components(**LEARNED)], ids=str)
+def test_a_lazy_layer_has_the_forms(options):
+    layer, lazy = MixtureNorm2d(4, **options), mixnorm.LazyMixtureNorm2d(**options)
+    x = points()
+    for each in (layer, lazy):
+        torch.manual_seed(0)
+        each(x)
+    assert type(lazy) is MixtureNorm2d
+    assert {n: p.shape for n, p in lazy.named_parameters()} == {n: p.shape for n, p in layer.named_parameters()}
+    assert torch.equal(lazy.eval()(x), layer.eval()(x))
+    converted = mixnorm.convert(nn.Sequential(nn.LazyBatchNorm2d()), **options)
+    assert converted(x).shape == x.shape
+    assert converted[0].weight.shape == layer.weight.shape
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deepcopy", "pickle"]
+)
+def test_copies_with_parameters_for_each_component(copied):
+    layer = trained(MixtureNorm2d(4, **of_components(**LEARNED)))
+    other, fresh = copied(layer), MixtureNorm2d(4, **of_components(**LEARNED))
+    fresh.load_state_dict(layer.state_dict())
+    expected = layer.eval()(points(seed=9))
+    assert all(torch.equal(each.eval()(points(seed=9)), expected) for each in (other, fresh))
+    for each in (layer, other, fresh):  # each goes on from the last batch's components
+        torch.manual_seed(3)
+        each.train()(points(seed=10))
+    assert all(torch.equal(each.history_means, layer.history_means) for each in (other, fresh))

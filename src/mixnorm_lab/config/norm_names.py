@@ -31,6 +31,7 @@ KINDS = {
     "instance": Kind("instance norm", "instance", number="never"),
     "renorm": Kind("batch renorm", "renorm", number="may"),
     "mode": Kind("mode norm, {} modes", "mode-2"),
+    "shuffled": Kind("mixture norm with shuffled responsibilities, K = {}", "shuffled-3"),
     "dropout": Kind("batch norm with dropout of {}", "dropout-0.1", whole=False),
 }
 BATCH, MIXTURE = "batch", "mixture"  # beside these, what a comparison calls the norms that have no kind here

@@ -14,8 +14,18 @@ from mixnorm_lab.norms.ghost import GhostBatchNorm
 from mixnorm_lab.norms.group import group_norm
 from mixnorm_lab.norms.mode import ModeNorm
 from mixnorm_lab.norms.renorm import WARMUP, BatchRenorm
+from mixnorm_lab.norms.shuffled import ShuffledMixtureNorm
 
-__all__ = ["BatchNormDropout", "BatchRenorm", "GhostBatchNorm", "ModeNorm", "group_norm", "make", "replace_norms"]
+__all__ = [
+    "BatchNormDropout",
+    "BatchRenorm",
+    "GhostBatchNorm",
+    "ModeNorm",
+    "ShuffledMixtureNorm",
+    "group_norm",
+    "make",
+    "replace_norms",
+]
 
 
 def make(name: str, channels: int, *, eps: float = 1e-5, momentum: float | None = 0.1) -> nn.Module:
@@ -33,6 +43,8 @@ def _make(name: NormName, channels: int, eps: float, momentum: float | None) -> 
         return BatchRenorm(channels, eps=eps, warmup=int(number or WARMUP))
     if name.kind == "mode":
         return ModeNorm(channels, int(number or 0), eps=eps, momentum=momentum)
+    if name.kind == "shuffled":
+        return ShuffledMixtureNorm(channels, int(number or 0), eps=eps, momentum=momentum)
     groups = {"group": int(number or 0), "layer": 1, "instance": channels}[name.kind]
     return group_norm(channels, groups, eps=eps)
 

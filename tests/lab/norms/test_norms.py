@@ -10,7 +10,7 @@ from torch import nn
 import mixnorm
 from mixnorm_lab import models, norms
 from mixnorm_lab.config import norm_names
-from mixnorm_lab.norms import BatchNormDropout, BatchRenorm, GhostBatchNorm, ModeNorm
+from mixnorm_lab.norms import BatchNormDropout, BatchRenorm, GhostBatchNorm, ModeNorm, ShuffledMixtureNorm
 
 SHAPE = (12, 6, 4, 3)
 
@@ -202,6 +202,34 @@ def test_batch_renorms_ramps_are_the_published_ones():
     assert norm.momentum == 0.01
 
 
+# --- shuffled responsibilities ------------------------------------------------------------------------------------------
+
+
+def test_shuffled_responsibilities_are_the_fits_own_of_other_points(monkeypatch):
+    """The transform under a permutation of ν, which is known here; the shares of the components stay."""
+    norm, x = with_affine(ShuffledMixtureNorm(6, 3)), data(*SHAPE)
+    points, seen = x.movedim(1, -1).flatten(0, -2), {}
+    monkeypatch.setattr("mixnorm.functional.mixture_normalize", lambda *given: seen.setdefault("given", given)[0])
+    torch.manual_seed(0)
+    norm(x)
+    shuffled = seen["given"][1]
+    torch.manual_seed(0)
+    mixture = mixnorm.gmm.fit_mixture(points, 3, sample_fraction=0.25, max_samples=4096, min_variance=1e-5)
+    own = mixture.responsibilities(points)
+    assert not torch.allclose(shuffled, own)
+    torch.testing.assert_close(shuffled.sort(0).values, own.sort(0).values)
+    torch.testing.assert_close(norm.running_scale, 0.9 + 0.1 * own.mean(0).sqrt().sum(), check_dtype=False)
+    torch.testing.assert_close(norm.running_mean, 0.1 * points.mean(0))
+
+
+def test_shuffled_responsibilities_have_the_mean_of_training_in_evaluation():
+    norm, x = with_affine(ShuffledMixtureNorm(6, 3, momentum=None)), data(200, 6, 4, 3)
+    torch.manual_seed(0)
+    outputs = torch.stack([norm(x).detach() for _ in range(200)])
+    found, spread = norm.eval()(x).detach(), outputs.std(0) / 200**0.5
+    assert ((outputs.mean(0) - found).abs() < 6 * spread + 0.02 * found.abs() + 0.02).all()
+
+
 # --- mode norm ----------------------------------------------------------------------------------------------------------
 
 
@@ -278,6 +306,7 @@ def test_any_number_of_dimensions_and_memory_format(name, shape):
         norm.dropout.p = 0.0  # which value is dropped depends on its place in memory
     outputs = []
     for formatted in (x, x.to(memory_format=torch.channels_last) if x.dim() == 4 else x):
+        torch.manual_seed(1)
         y = copy.deepcopy(norm)(formatted)
         assert (y.shape, y.dtype) == (x.shape, x.dtype)
         outputs.append(y)
@@ -295,7 +324,7 @@ def test_autocast_keeps_statistics_in_fp32(name):
     assert (y.double() - exact).abs().max() < 0.02  # a rounding of the result alone
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "dropout-0.1"])
+@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "shuffled-2", "dropout-0.1"])
 def test_the_memory_format_stays(name):
     x = torch.randn(SHAPE).to(memory_format=torch.channels_last).requires_grad_()
     y = norms.make(name, 6)(x)
@@ -381,6 +410,7 @@ def test_what_a_report_calls_them():
     told = [norm_names.parse(name).text for name in norm_names.EXAMPLES]
     assert told == [
         "ghost batch norm, groups of 32 images", "group norm, 32 groups of channels", "layer norm", "instance norm",
-        "batch renorm", "mode norm, 2 modes", "batch norm with dropout of 0.1",
+        "batch renorm", "mode norm, 2 modes",
+        "mixture norm with shuffled responsibilities, K = 3", "batch norm with dropout of 0.1",
     ]  # fmt: skip
     assert norm_names.parse("renorm-500").text == "batch renorm, as batch norm for 500 steps"
