@@ -20,7 +20,7 @@ from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm.lazy import LazyMixtureNorm1d, LazyMixtureNorm2d, LazyMixtureNorm3d
 from mixnorm.mixture_norm import _MixtureNorm, leaf_of
 from mixnorm.ops import distributed
-from mixnorm.ops.reference import taken_together
+from mixnorm.ops.reference import History, Mixture, overall_statistics, taken_together
 
 Select = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -80,8 +80,8 @@ _HOOKS = [name for name in vars(nn.Module()) if "_hook" in name]
 def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Module:
     """Replaces batch norms by mixture norms, in place.
 
-    Parameters keep their identity, so an optimizer that was built before still works; but for ``component_affine=True``, and
-    learned ``within`` and ``between`` are new ones. A module that is used in two places stays one module. Training flag,
+    Parameters keep their identity, so an optimizer that was built before still works. (With ``component_affine=True`` γ and
+    β are new parameters, as learned ``within`` and ``between`` are.) A module used in two places stays one. Training flag,
     device, dtype and hooks carry over, and so do the running statistics: evaluation gives the same output as before, until
     the first training batch (unless an option changes the transform itself: an activation, ``affine_mode="statistics"``, or
     a population without a history). Lazy batch norms become lazy mixture norms. ``SyncBatchNorm`` and subclasses are left
@@ -139,7 +139,8 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
 def revert(model: nn.Module, select: Select = None) -> nn.Module:
     """Replaces mixture norms by batch norms, in place: the inverse of :func:`convert`, with the same promises.
 
-    The running statistics are the mean and the variance of the history's mixtures taken together.
+    The running statistics are the mean and the variance of the history's mixtures taken together. What batch norm lacks is
+    lost: ``within`` and ``between``, and of γ_k and β_k all but their means.
     """
 
     def batch_norm(layer: Any) -> nn.Module:
@@ -216,7 +217,10 @@ def recalibrate(model: nn.Module, batches: Iterable[Any]) -> nn.Module:
     try:
         model.eval()
         for norm in norms:
+            newest = norm.mixture if getattr(norm, "component_affine", False) else None
             norm.reset_running_stats()
+            if newest is not None:  # where the first batch goes on from: γ_k and β_k are for these components
+                norm._last_statistics = Mixture(newest.weights, newest.means, newest.variances)
             norm.train()
             if norm.momentum == 0:  # which keeps statistics as they are
                 norm.momentum = None
@@ -370,8 +374,14 @@ def _is_new(norm: Any) -> bool:
 
 
 def _overall_statistics(layer: Any) -> tuple[Tensor, Tensor]:
-    """The mean and variance (C,) of all the history's mixtures taken together, weighted by τ."""
+    """The mean and variance (C,) of all the history's mixtures taken together, weighted by τ.
+
+    A form that looks at them in evaluation averages variances, as batch norm does, and so it is here.
+    """
     weights, tau = layer.slot_weights()
+    if layer.within != 1 or layer.between != 0:
+        history = History(*(t.double() for t in (weights, layer.history_means, layer.history_vars, tau)))
+        return tuple(t.flatten().to(layer.history_means.dtype) for t in overall_statistics(history))  # type: ignore[return-value]
     # In fp64: a rounding error of the shares moves the mean by as much of itself, which may be many deviations.
     shares, dtype = weights.double() * tau.double().unsqueeze(-1), layer.history_means.dtype
     means, variances = (buffer.double().flatten(-3, -2) for buffer in (layer.history_means, layer.history_vars))

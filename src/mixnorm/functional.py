@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -55,6 +57,7 @@ def mixture_normalize(
     check_choice("activation", activation, (None, *ACTIVATIONS))
     check_choice("affine_mode", affine_mode, get_args(AffineMode))
     check_choice("scale", scale, get_args(Scale))
+    _check_gates(within=within, between=between)
     check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0))
     if x.dim() < 2 or resp.shape[:-1] != x.shape[:-1]:
         raise ValueError(
@@ -63,7 +66,7 @@ def mixture_normalize(
         )
     _check_dtype(x)
     if x.numel() == 0:
-        return empty_like_affine(x, weight, bias)
+        return empty_like_affine(x, weight, bias, *(p for p in (within, between) if isinstance(p, Tensor)))
     dtype = compute_dtype(x.dtype)
     parameters = _parameters(weight, bias, within, between, x)
     with no_autocast(x):
@@ -111,6 +114,7 @@ def mixture_inference(
     check_choice("activation", activation, (None, *ACTIVATIONS))
     check_choice("affine_mode", affine_mode, get_args(AffineMode))
     check_choice("scale", scale, get_args(Scale))
+    _check_gates(within=within, between=between)
     check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0), inference=mode)
     lead, slots, dim = x.shape[:-2], weights.shape[-2:-1], x.shape[-1:]
     fits = x.dim() >= 2 and weights.dim() >= 2 and weights.shape[:-2] == lead
@@ -124,7 +128,7 @@ def mixture_inference(
         )
     _check_dtype(x)
     if x.numel() == 0:
-        return empty_like_affine(x, weight, bias)
+        return empty_like_affine(x, weight, bias, *(p for p in (within, between) if isinstance(p, Tensor)))
     dtype = compute_dtype(x.dtype)
     parameters = _parameters(weight, bias, within, between, x)
     with no_autocast(x):
@@ -177,6 +181,16 @@ def check_form(
         raise ValueError(
             f"inference='paper' is for the paper's transform, not for another {changed or 'scale'}: use 'ensemble'"
         )
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_gates(**gates: Any) -> None:
+    for name, value in gates.items():
+        if not isinstance(value, Tensor) and not is_number(value):
+            raise ValueError(f"{name}={value!r} must be a number or a tensor that broadcasts against x")
 
 
 def _is(value: Tensor | float, number: float) -> bool:

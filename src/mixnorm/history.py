@@ -37,6 +37,7 @@ class MixtureHistory(nn.Module):
     momentum: float | None
     track_running_stats: bool
     em_iters: int
+    seeding: str | int
     min_weight: float
     history: int
     inference: str
@@ -57,7 +58,8 @@ class MixtureHistory(nn.Module):
         self._written: int | None = None  # the version of the history that training, or a load, left
         self._told_of_refusal = self._told_of_misfit = False
         self._last_statistics: Mixture | None = None
-        self._warm_starts: dict[int, Mixture | None] = {}
+        self._warm_starts: dict[int, tuple[Mixture | None, Tensor | None]] = {}
+        self._count_before: Tensor | None = None  # the batches before the one of the last start
         self._pooled: tuple[int, GaussianMixture] | None = None  # with the version of the samples that it was fitted to
 
         keep = self.keeps_history
@@ -126,7 +128,7 @@ class MixtureHistory(nn.Module):
 
     def _forget(self) -> None:
         """Drops what is not in the state dict."""
-        self._last_statistics = self._pooled = None
+        self._last_statistics = self._pooled = self._count_before = None
         self._warm_starts = {}
 
     def queues(self) -> tuple[Mixture, Tensor]:
@@ -236,11 +238,13 @@ class MixtureHistory(nn.Module):
         puts the generator back.
         """
         if torch.compiler.is_compiling() or is_followed(points):
+            self._count_before = self.num_batches_tracked
             return self._newest_for(points)
         number = int(torch.randint(2**62, (), device="cpu"))  # whatever the default device is
-        if number in self._warm_starts and in_backward():
-            return self._warm_starts[number]
-        start = self._warm_starts[number] = self._newest_for(points)
+        if number not in self._warm_starts or not in_backward():
+            counts = self.keeps_history and self.seeding != "warm"
+            self._warm_starts[number] = self._newest_for(points), self.num_batches_tracked.clone() if counts else None
+        start, self._count_before = self._warm_starts[number]
         if len(self._warm_starts) > MAX_WARM_STARTS:
             del self._warm_starts[next(iter(self._warm_starts))]
         return start

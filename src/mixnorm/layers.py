@@ -31,8 +31,8 @@ class MixtureNorm1d(_MixtureNorm):
         bias: whether there is a β. Default: ``True``
         num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
-        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number: k-means++ in the first so many
-            batches, which is random and so regularizes, and warm after them. Default: "kmeans++"
+        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number n: k-means++, whose randomness
+            regularizes, while ``num_batches_tracked`` is below n, and warm afterwards. Default: "kmeans++"
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -46,14 +46,15 @@ class MixtureNorm1d(_MixtureNorm):
             Default: "output"
         scale: a_k, what the scale of each component is multiplied by. "fisher": the paper's 1/√λ_k, which makes the variance
             of the output about K; "unit": 1. Default: "fisher"
-        between: b, how much of its place a component keeps: b·(μ_k - μ)/√(σ² + ε) is added to it, where μ and σ² are of all
-            points. A number, or "learned": one for each channel, which starts at 1. Default: 0.0, all at the origin
-        within: g, how far a component has its own scale: x - μ_k is multiplied by g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε).
-            A number, or "learned": one for each channel, which starts at 0. With g = 0 and b = 1 the layer is batch norm
-            for any K. Default: 1.0, only its own
+        between: b, the weight of each component's offset from the overall mean, b·(μ_k - μ)/√(σ² + ε), where μ and σ² are
+            those of all points. A number, or "learned": one for each channel, starting at 1. Default: 0.0, every component
+            is centred at 0
+        within: g, from the overall scale (0) to the component's own (1): x - μ_k is multiplied by
+            g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε). A number, or "learned": one for each channel, starting at 0. With g = 0
+            and b = 1 the layer is batch norm for any K. Default: 1.0
         component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
             ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
-            gets the means of γ_k and β_k. Default: ``False``
+            does not enter the history. Default: ``False``
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
             Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
@@ -109,8 +110,8 @@ class MixtureNorm2d(_MixtureNorm):
         bias: whether there is a β. Default: ``True``
         num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
-        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number: k-means++ in the first so many
-            batches, which is random and so regularizes, and warm after them. Default: "kmeans++"
+        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number n: k-means++, whose randomness
+            regularizes, while ``num_batches_tracked`` is below n, and warm afterwards. Default: "kmeans++"
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -124,14 +125,15 @@ class MixtureNorm2d(_MixtureNorm):
             Default: "output"
         scale: a_k, what the scale of each component is multiplied by. "fisher": the paper's 1/√λ_k, which makes the variance
             of the output about K; "unit": 1. Default: "fisher"
-        between: b, how much of its place a component keeps: b·(μ_k - μ)/√(σ² + ε) is added to it, where μ and σ² are of all
-            points. A number, or "learned": one for each channel, which starts at 1. Default: 0.0, all at the origin
-        within: g, how far a component has its own scale: x - μ_k is multiplied by g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε).
-            A number, or "learned": one for each channel, which starts at 0. With g = 0 and b = 1 the layer is batch norm
-            for any K. Default: 1.0, only its own
+        between: b, the weight of each component's offset from the overall mean, b·(μ_k - μ)/√(σ² + ε), where μ and σ² are
+            those of all points. A number, or "learned": one for each channel, starting at 1. Default: 0.0, every component
+            is centred at 0
+        within: g, from the overall scale (0) to the component's own (1): x - μ_k is multiplied by
+            g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε). A number, or "learned": one for each channel, starting at 0. With g = 0
+            and b = 1 the layer is batch norm for any K. Default: 1.0
         component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
             ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
-            gets the means of γ_k and β_k. Default: ``False``
+            does not enter the history. Default: ``False``
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
             Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each
@@ -187,8 +189,8 @@ class MixtureNorm3d(_MixtureNorm):
         bias: whether there is a β. Default: ``True``
         num_components: K. A batch needs eight points a component; with fewer it gets fewer components. Default: 3
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
-        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number: k-means++ in the first so many
-            batches, which is random and so regularizes, and warm after them. Default: "kmeans++"
+        seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number n: k-means++, whose randomness
+            regularizes, while ``num_batches_tracked`` is below n, and warm afterwards. Default: "kmeans++"
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -202,14 +204,15 @@ class MixtureNorm3d(_MixtureNorm):
             Default: "output"
         scale: a_k, what the scale of each component is multiplied by. "fisher": the paper's 1/√λ_k, which makes the variance
             of the output about K; "unit": 1. Default: "fisher"
-        between: b, how much of its place a component keeps: b·(μ_k - μ)/√(σ² + ε) is added to it, where μ and σ² are of all
-            points. A number, or "learned": one for each channel, which starts at 1. Default: 0.0, all at the origin
-        within: g, how far a component has its own scale: x - μ_k is multiplied by g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε).
-            A number, or "learned": one for each channel, which starts at 0. With g = 0 and b = 1 the layer is batch norm
-            for any K. Default: 1.0, only its own
+        between: b, the weight of each component's offset from the overall mean, b·(μ_k - μ)/√(σ² + ε), where μ and σ² are
+            those of all points. A number, or "learned": one for each channel, starting at 1. Default: 0.0, every component
+            is centred at 0
+        within: g, from the overall scale (0) to the component's own (1): x - μ_k is multiplied by
+            g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε). A number, or "learned": one for each channel, starting at 0. With g = 0
+            and b = 1 the layer is batch norm for any K. Default: 1.0
         component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
             ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
-            gets the means of γ_k and β_k. Default: ``False``
+            does not enter the history. Default: ``False``
         activation: ``None``, "relu", "leaky_relu", "silu" or "gelu", applied to each component inside the sum.
             Default: ``None``
         population: which points share statistics. "batch": one mixture of N·L points in R^C; "instance": one for each

@@ -29,11 +29,12 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         # Without tensors, which would soon be made anew; and with a number of features that num_groups divides.
-        component_affine = options.pop("component_affine", False)
+        for_history = {option: options.pop(option) for option in ("seeding", "component_affine") if option in options}
         super().__init__(options.get("num_groups") or 1, eps, momentum, False, False, device, dtype, **options)
         self.num_features, self.affine, self.track_running_stats = 0, affine, track_running_stats
-        self.component_affine = component_affine
-        self._check_component_affine()
+        for option, value in for_history.items():
+            setattr(self, option, value)
+        self._check_seeding()
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = UninitializedParameter(**factory) if affine else None
         self.bias = UninitializedParameter(**factory) if affine and bias else None

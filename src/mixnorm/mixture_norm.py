@@ -9,9 +9,19 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from mixnorm import gmm
-from mixnorm.functional import Activation, AffineMode, Scale, check_choice, check_form, empty_like_affine, no_autocast
+from mixnorm.functional import (
+    Activation,
+    AffineMode,
+    Scale,
+    check_choice,
+    check_form,
+    empty_like_affine,
+    is_number,
+    no_autocast,
+)
 from mixnorm.history import MixtureHistory
 from mixnorm.ops import distributed
 from mixnorm.ops.choose import Backend, check_backend, in_backward, kernels_for
@@ -94,7 +104,7 @@ class _MixtureNorm(MixtureHistory):
         self.process_group = process_group
         self.backend = backend
         self.frozen = False
-        self._warned = False
+        self._warned = self._whole = False  # of few points; whether a batch had enough
         self._check_options()
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -171,7 +181,7 @@ class _MixtureNorm(MixtureHistory):
                 "torch.export where there is no history"
             )
         start = self.start_for(points) if self.seeding != "kmeans++" and self.training else None
-        ranks = None if group is None else self._meet(points, group)
+        ranks = None if group is None else self._meet(points, start, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
             return empty_like_affine(points, *(p if p is None or p.dim() != 2 else p.sum(0) for p in parameters))
@@ -181,9 +191,10 @@ class _MixtureNorm(MixtureHistory):
                 "use a larger batch or image, or call eval()"
             )
         components, share = self.num_components, 1.0
+        keeps_place = self.component_affine and start is not None
         if count < MIN_POINTS * components:
             share = count / (MIN_POINTS * components)  # such a batch counts for less
-            components = max(1, count // MIN_POINTS)
+            components = components if keeps_place else max(1, count // MIN_POINTS)
         if components < self.num_components:
             start = None
             self._warn_of_few_points(count, components)
@@ -193,24 +204,27 @@ class _MixtureNorm(MixtureHistory):
         per_feature = self.population in PER_FEATURE or parameters == (None, None, None, None)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
-        mixture: Any = None
         with torch.no_grad():
             size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
             lloyd_iters = self.em_iters // 2
             options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
+            found_by: list[Mixture] = []
+            # With a number, both: how many batches there were is not read back from a GPU.
             for begin in (start,) if start is None or self.seeding == "warm" else (None, start):
                 if kernels.counts and begin is None and self.training and self.keeps_history and _in_graph(points):
                     draws: Any = int(torch.randint(2**62, (), device="cpu")), self.num_batches_tracked
                 else:
                     draws = gmm.draw(size, points, components, begin, fixed=not self.training)
-                fitted, other = (points.detach(), size, draws, components, options, begin, kernels), mixture
+                fitted = points.detach(), size, draws, components, options, begin, kernels
                 if ranks is None:
                     sample, mixture = gmm.fit_points(*fitted)
                 else:
                     sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
-            if other is not None:  # how many batches there were is not read back from a GPU: both, and then one of them
-                is_early = self.num_batches_tracked < self.seeding  # type: ignore[operator]
-                mixture = Mixture(*(torch.where(is_early, a, b) for a, b in zip(other, mixture, strict=True)))
+                found_by.append(mixture)
+            if len(found_by) == 2:
+                seeded, continued = found_by
+                is_early: Any = self._count_before < self.seeding  # type: ignore[operator]
+                mixture = Mixture(*(torch.where(is_early, a, b) for a, b in zip(seeded, continued, strict=True)))
         if ranks is None:
             y, found = kernels.transform(points, mixture, parameters, form)
         else:
@@ -219,10 +233,12 @@ class _MixtureNorm(MixtureHistory):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
             if components < self.num_components:
                 found = _padded(found, self.num_components)
-            self.remember(found, sample, share, kernels)
+            if share == 1 or not (keeps_place and self._whole):  # components without points would lose their place
+                self.remember(found, sample, share, kernels)
+            self._whole = self._whole or share == 1
         return y
 
-    def _meet(self, points: Tensor, group: Any) -> distributed.Ranks:
+    def _meet(self, points: Tensor, start: Mixture | None, group: Any) -> distributed.Ranks:
         """What the ranks tell each other before they fit: an error on all of them unless they are at the same layer."""
         own = self._group
         who = f"{type(self).__name__} {own.name!r}" if own.name else f"{type(self).__name__}({self.num_features})"
@@ -234,6 +250,8 @@ class _MixtureNorm(MixtureHistory):
             "sample_fraction": self.sample_fraction,
             "max_samples": self.max_samples,
             "inference='pooled'": self.inference == "pooled",
+            "seeding": self.seeding,
+            "a batch before, to go on from": start is not None and self.seeding != "warm",
             "the dtype of the statistics": compute_dtype(points.dtype),
             "a gradient of the input": points.requires_grad,
         }
@@ -278,22 +296,18 @@ class _MixtureNorm(MixtureHistory):
         return Parameters(*(None if p is None else parameter_for_points(p, *shape) for p in parameters))
 
     def _check_options(self) -> None:
-        if not (isinstance(self.seeding, Integral) and self.seeding >= 0) or isinstance(self.seeding, bool):
-            check_choice("seeding", self.seeding, get_args(Seeding))
-        elif not self.keeps_history:
-            raise ValueError(f"seeding={self.seeding} counts batches, which needs a history: use 'kmeans++' or 'warm'")
         check_choice("inference", self.inference, get_args(Inference))
         check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
         check_choice("scale", self.scale, get_args(Scale))
         for name in ("within", "between"):
             value = getattr(self, name)
-            if value != "learned" and not (isinstance(value, Real) and not isinstance(value, bool)):
+            if value != "learned" and not is_number(value):
                 raise ValueError(f"{name}={value!r} must be a number, or 'learned' for one that is learned for each channel")
         others = self.within != 1, self.between != 0
         check_form(self.activation, self.affine_mode, self.scale, *others, inference=self.inference)
-        self._check_component_affine()
         check_choice("activation", self.activation, (None, *ACTIVATIONS))
         check_choice("population", self.population, get_args(Population))
+        self._check_seeding()
         check_backend(self.backend)
         for name, least in (("num_features", 1), ("num_components", 1), ("history", 1), ("em_iters", 0)):
             value = getattr(self, name)
@@ -319,7 +333,16 @@ class _MixtureNorm(MixtureHistory):
                 f"num_groups={self.num_groups!r} is for population='group', not {self.population!r}: leave it out"
             )
 
-    def _check_component_affine(self) -> None:
+    def _check_seeding(self) -> None:
+        """What seeding and component_affine need of the other options."""
+        if not isinstance(self.component_affine, bool):
+            raise ValueError(f"component_affine={self.component_affine!r} must be True or False")
+        counts = isinstance(self.seeding, Integral) and not isinstance(self.seeding, bool) and self.seeding >= 0
+        if not counts and self.seeding not in get_args(Seeding):
+            choices = ", ".join(map(repr, get_args(Seeding)))
+            raise ValueError(f"seeding={self.seeding!r} is unknown: choose one of {choices}, or a number of batches")
+        if counts and not self.keeps_history:
+            raise ValueError(f"seeding={self.seeding} counts batches, which needs a history: use 'kmeans++' or 'warm'")
         if not self.component_affine:
             return
         if not self.affine:
@@ -327,8 +350,11 @@ class _MixtureNorm(MixtureHistory):
         if self.seeding != "warm":
             raise ValueError("component_affine=True needs components that keep their place: use seeding='warm'")
         if self.population != "batch":
+            raise ValueError(f"component_affine=True is for population='batch', not {self.population!r}: leave one out")
+        if not self.track_running_stats or self.momentum == 0:
             raise ValueError(
-                f"component_affine=True is for population='batch', not {self.population!r}: leave one of them out"
+                "component_affine=True needs a history that training fills, which keeps the components in order: use "
+                "track_running_stats=True and a momentum above 0"
             )
         if self.affine_mode == "statistics":
             raise ValueError("component_affine=True does not go with affine_mode='statistics': use affine_mode='output'")
@@ -360,7 +386,7 @@ class _MixtureNorm(MixtureHistory):
                     state_dict.setdefault(prefix + name, torch.full((self.num_features,), start))
         for name in ("weight", "bias") if self.component_affine else ():
             value = state_dict.get(prefix + name)
-            if value is not None and value.dim() == 1:
+            if value is not None and not is_lazy(value) and value.dim() == 1:
                 state_dict[prefix + name] = value.expand(self.num_components, -1).clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from layer_helpers import points, randn, trained
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d
@@ -280,14 +281,66 @@ def test_components_keep_their_place():
     assert all(torch.equal(found.argsort(), means[0].argsort()) for found in means)
 
 
-def test_few_points_get_the_mean_of_the_components_parameters():
-    layer = trained(MixtureNorm1d(4, component_affine=True, seeding="warm"), 3, 64, 4)
-    plain = MixtureNorm1d(4, num_components=1)
+def of_components(**options):
+    return {"component_affine": True, "seeding": "warm", "scale": "unit", **options}
+
+
+def three_modes(count=600, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    mode = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), count, True, generator=generator)
+    centers = torch.tensor([[0.0, 0], [10, 0], [0, 10]])
+    return torch.randn(count, 2, generator=generator) * 0.5 + centers[mode]
+
+
+def with_places(**options):
+    """A layer that knows three modes, with a β of 100, 200 and 300 for them."""
+    torch.manual_seed(0)
+    layer = MixtureNorm1d(2, **of_components(**options))
+    for seed in range(12):
+        layer(three_modes(seed=seed))
+    with torch.no_grad():
+        layer.bias[:] = torch.tensor([[100.0], [200.0], [300.0]])
+    return layer
+
+
+def test_a_batch_of_few_points_does_not_take_a_component_from_its_place():
+    layer, x = with_places(), three_modes(seed=99)
+    before = copy.deepcopy(layer).eval()(x)
+    few = layer(three_modes(20, seed=7))
+    assert torch.equal(copy.deepcopy(layer).eval()(x), before)
+    assert few.min() > 90  # each has the β of its mode
+    for seed in range(20, 32):
+        layer(three_modes(seed=seed))
+    assert (layer.eval()(x) - before).abs().max() < 5
+
+
+def test_a_first_batch_of_few_points_gets_the_mean_of_the_components_parameters():
+    layer, plain = MixtureNorm1d(4, **of_components()), MixtureNorm1d(4, num_components=1)
+    nn.init.uniform_(layer.weight), nn.init.uniform_(layer.bias)
     plain.weight.data.copy_(layer.weight.data.mean(0)), plain.bias.data.copy_(layer.bias.data.mean(0))
-    x = points(8, 4)
     with pytest.warns(UserWarning, match="too small for 3 components"):
-        y = layer.train()(x)
-    torch.testing.assert_close(y, plain(x))
+        y = layer(points(8, 4))
+    torch.testing.assert_close(y, plain(points(8, 4)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_recalibrate_leaves_components_in_their_place(seed):
+    layer, x = with_places().eval(), three_modes(seed=99)
+    before = layer(x)
+    torch.manual_seed(seed)
+    mixnorm.recalibrate(layer, [three_modes(seed=50 + i) for i in range(12)])
+    assert (layer(x) - before).abs().max() < 5
+
+
+def test_gradients_of_parameters_that_lie_column_by_column():
+    layer, plain = (MixtureNorm1d(4, **of_components(backend=b)) for b in ("auto", "reference"))
+    state = layer.state_dict()
+    state["weight"] = torch.ones(4, 3).t()
+    layer.load_state_dict(state, assign=True)
+    for each in (layer, plain):
+        torch.manual_seed(0)
+        each(points(200, 4)).square().sum().backward()
+    torch.testing.assert_close(layer.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +355,12 @@ def test_few_points_get_the_mean_of_the_components_parameters():
         ({"scale": "unit", "inference": "paper"}, "inference='paper' is for the paper's transform"),
         ({"component_affine": True}, "component_affine=True needs components that keep their place: use seeding='warm'"),
         ({"component_affine": True, "seeding": "warm", "affine": False}, "component_affine=True needs affine=True"),
+        ({"component_affine": True, "seeding": "warm", "track_running_stats": False}, "needs a history that training fills"),
+        ({"component_affine": True, "seeding": "warm", "momentum": 0}, "needs a history that training fills"),
+        ({"component_affine": "yes"}, "component_affine='yes' must be True or False"),
+        ({"within": math.nan}, "within=nan must be a number, or 'learned'"),
+        ({"seeding": 2.0}, "seeding=2.0 is unknown: choose one of 'kmeans++', 'warm', or a number of batches"),
+        ({"seeding": 5, "population": "batc"}, "population='batc' is unknown"),
         ({"component_affine": True, "seeding": "warm", "population": "channel"}, "is for population='batch'"),
         ({"component_affine": True, "seeding": "warm", "inference": "pooled"}, "does not go with inference='pooled'"),
         ({"component_affine": True, "seeding": "warm", "affine_mode": "statistics"}, "does not go with affine_mode"),
@@ -334,12 +393,8 @@ def test_seeding_that_is_random_at_first_and_warm_after():
 def test_seeding_that_counts_needs_a_history():
     with pytest.raises(ValueError, match="seeding=10 counts batches, which needs a history: use 'kmeans\\+\\+' or 'warm'"):
         MixtureNorm2d(4, seeding=10, track_running_stats=False)
-    with pytest.raises(ValueError, match="seeding=-1 is unknown"):
+    with pytest.raises(ValueError, match=r"seeding=-1 is unknown: .* or a number of batches"):
         MixtureNorm2d(4, seeding=-1)
-
-
-def of_components(**options):
-    return {"component_affine": True, "seeding": "warm", "scale": "unit", **options}
 
 
 @pytest.mark.parametrize("options", [LEARNED, of_components(), of_components(**LEARNED)], ids=str)
@@ -370,3 +425,42 @@ def test_copies_with_parameters_for_each_component(copied):
         torch.manual_seed(3)
         each.train()(points(seed=10))
     assert all(torch.equal(each.history_means, layer.history_means) for each in (other, fresh))
+
+
+def test_seeding_by_a_number_is_recomputed_as_it_was():
+    """Activation checkpointing: the batch at the boundary, whose count has grown when it is computed again."""
+    found = []
+    for checkpointed in (False, True):
+        layer = MixtureNorm1d(4, seeding=2)
+        for step in range(4):
+            x = points(200, 4, seed=step).requires_grad_()
+            torch.manual_seed(step)
+            y = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+            y.backward(randn(200, 4, seed=step))
+            found.append(x.grad)
+    torch.testing.assert_close(found[:4], found[4:], rtol=0, atol=0)
+
+
+def test_a_lazy_layer_counts_batches_too():
+    layer = mixnorm.LazyMixtureNorm1d(seeding=5)
+    layer(points(100, 4))
+    assert layer.seeding == 5
+    lazy, other = (mixnorm.LazyMixtureNorm1d(**of_components()) for _ in range(2))
+    other.load_state_dict(lazy.state_dict())
+
+
+def test_functions_without_points_have_the_gates_in_their_graph():
+    g = torch.full((4,), 0.5, requires_grad=True)
+    y = mixture_normalize(torch.empty(2, 0, 4), torch.empty(2, 0, 3), within=g)
+    assert torch.autograd.grad(y.sum(), g)[0].abs().max() == 0
+    with pytest.raises(ValueError, match="within='learned' must be a number or a tensor"):
+        mixture_normalize(torch.ones(5, 4), torch.ones(5, 1), within="learned")
+
+
+def test_revert_of_batch_norm_in_another_form_is_batch_norm():
+    layer = MixtureNorm1d(4, within=0.0, between=1.0)
+    for seed in range(12):
+        layer(points(200, 4, seed=seed) + seed)
+    model = nn.Sequential(layer).eval()
+    before = model(points(50, 4))
+    torch.testing.assert_close(mixnorm.revert(model)(points(50, 4)), before, rtol=1e-4, atol=1e-5)

@@ -114,7 +114,7 @@ class NumbaKernels(FastKernels):
         over_ranks: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor | None, ...]:
         inside, codes = _codes(parameters, form)
-        outer, inner = torch.empty_like(mixture.weights), torch.empty_like(mixture.weights)
+        outer, inner = torch.empty(2, *mixture.weights.shape, dtype=resp.dtype).unbind()
         _, weights, *arrays = _arrays(mixture.weights, outer, inner)
         with _LOCK:
             numba_loops.factors(weights, form.scale == "unit", inside, *arrays)
@@ -173,8 +173,8 @@ def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[T
     """μ and σ² of all points (2·B, D), if they are needed, and the parameters as (1, D) or (K, D)."""
     weight, bias, within, between = parameters
     rows = [
-        None if weight is None else weight.view(-1, weight.shape[-1]),
-        None if bias is None else bias.view(-1, bias.shape[-1]),
+        None if weight is None else weight.reshape(-1, weight.shape[-1]),
+        None if bias is None else bias.reshape(-1, bias.shape[-1]),
         None if within is None else within.unsqueeze(0),
         None if between is None else between.unsqueeze(0),
     ]
@@ -217,7 +217,7 @@ def _gradient(
     ``factors`` are λ, a_k behind the activation and a_k inside.
     """
     x, grad, given = points.detach().to(resp.dtype), grad.to(resp.dtype), _with_overall(mixtures, parameters)
-    found = [None if t is None else torch.empty_like(t) for t in given[1:]]
+    found = [None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in given[1:]]
     grad_points = torch.empty_like(x)
     lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64, device=x.device)
     threads, *arrays = _arrays(x, grad, resp, *factors, *components, *given)
