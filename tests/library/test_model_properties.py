@@ -129,7 +129,8 @@ class Block(nn.Module):
         form = options.pop("form")
         if options["affine_mode"] == "output" and options["inference"] != "paper":
             warm = options["seeding"] == "warm" and options["inference"] != "pooled"
-            if "component_affine" not in form or (warm and options["affine"] and options["population"] == "batch"):
+            kept = options["track_running_stats"] and options["momentum"] != 0 and options["population"] == "batch"
+            if "component_affine" not in form or (warm and kept and options["affine"]):
                 options |= form
         if options["population"] == "group":
             options["num_groups"] = 2
