@@ -238,7 +238,7 @@ class MixtureHistory(nn.Module):
         puts the generator back.
         """
         if torch.compiler.is_compiling() or is_followed(points):
-            self._count_before = self.num_batches_tracked
+            self._count_before = None
             return self._newest_for(points)
         number = int(torch.randint(2**62, (), device="cpu"))  # whatever the default device is
         if number not in self._warm_starts or not in_backward():

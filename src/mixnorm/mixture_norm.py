@@ -223,7 +223,8 @@ class _MixtureNorm(MixtureHistory):
                 found_by.append(mixture)
             if len(found_by) == 2:
                 seeded, continued = found_by
-                is_early: Any = self._count_before < self.seeding  # type: ignore[operator]
+                batches = self.num_batches_tracked if self._count_before is None else self._count_before
+                is_early: Any = batches < self.seeding  # type: ignore[operator]
                 mixture = Mixture(*(torch.where(is_early, a, b) for a, b in zip(seeded, continued, strict=True)))
         if ranks is None:
             y, found = kernels.transform(points, mixture, parameters, form)
@@ -235,7 +236,8 @@ class _MixtureNorm(MixtureHistory):
                 found = _padded(found, self.num_components)
             if share == 1 or not (keeps_place and self._whole):  # components without points would lose their place
                 self.remember(found, sample, share, kernels)
-            self._whole = self._whole or share == 1
+            if self.component_affine and share == 1:
+                self._whole = True
         return y
 
     def _meet(self, points: Tensor, start: Mixture | None, group: Any) -> distributed.Ranks:
