@@ -208,7 +208,7 @@ class _MixtureNorm(MixtureHistory):
             size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
             lloyd_iters = self.em_iters // 2
             options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
-            found_by: list[Mixture] = []
+            mixtures: list[Mixture] = []
             # With a number, both: how many batches there were is not read back from a GPU.
             for begin in (start,) if start is None or self.seeding == "warm" else (None, start):
                 if kernels.counts and begin is None and self.training and self.keeps_history and _in_graph(points):
@@ -220,9 +220,9 @@ class _MixtureNorm(MixtureHistory):
                     sample, mixture = gmm.fit_points(*fitted)
                 else:
                     sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
-                found_by.append(mixture)
-            if len(found_by) == 2:
-                seeded, continued = found_by
+                mixtures.append(mixture)
+            if len(mixtures) == 2:
+                seeded, continued = mixtures
                 batches = self.num_batches_tracked if self._count_before is None else self._count_before
                 is_early: Any = batches < self.seeding  # type: ignore[operator]
                 mixture = Mixture(*(torch.where(is_early, a, b) for a, b in zip(seeded, continued, strict=True)))
@@ -253,7 +253,7 @@ class _MixtureNorm(MixtureHistory):
             "max_samples": self.max_samples,
             "inference='pooled'": self.inference == "pooled",
             "seeding": self.seeding,
-            "a batch before, to go on from": start is not None and self.seeding != "warm",
+            "an earlier batch to continue from": start is not None and self.seeding != "warm",
             "the dtype of the statistics": compute_dtype(points.dtype),
             "a gradient of the input": points.requires_grad,
         }
@@ -348,15 +348,15 @@ class _MixtureNorm(MixtureHistory):
         if not self.component_affine:
             return
         if not self.affine:
-            raise ValueError("component_affine=True needs affine=True: without γ and β there is nothing to have for each")
+            raise ValueError("component_affine=True needs affine=True: there are no γ and β otherwise")
         if self.seeding != "warm":
             raise ValueError("component_affine=True needs components that keep their place: use seeding='warm'")
         if self.population != "batch":
-            raise ValueError(f"component_affine=True is for population='batch', not {self.population!r}: leave one out")
+            raise ValueError(f"component_affine=True needs population='batch', not {self.population!r}")
         if not self.track_running_stats or self.momentum == 0:
             raise ValueError(
-                "component_affine=True needs a history that training fills, which keeps the components in order: use "
-                "track_running_stats=True and a momentum above 0"
+                "component_affine=True needs a history that training fills: use track_running_stats=True and a momentum "
+                "above 0"
             )
         if self.affine_mode == "statistics":
             raise ValueError("component_affine=True does not go with affine_mode='statistics': use affine_mode='output'")

@@ -162,9 +162,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _codes(parameters: Parameters, form: Form) -> tuple[bool, tuple[float, bool, bool, int]]:
-    """Whether a_k is inside the activation, as ``reference.mix_components`` decides, and the options of the loops."""
-    around = parameters.within is not None or parameters.between is not None
-    inside = around or (form.component_affine and form.activation is None)
+    """Whether a_k is inside the activation, and the options of the loops."""
+    inside = form.is_scale_inside(parameters.within is not None or parameters.between is not None)
     affine_inside = form.affine_mode == "output" and (form.component_affine or form.activation is not None)
     return inside, (float(form.eps), form.affine_mode == "statistics", affine_inside, _ACTIVATIONS[form.activation])
 

@@ -67,6 +67,13 @@ class Form(NamedTuple):
     scale: str = "fisher"
     component_affine: bool = False
 
+    def is_scale_inside(self, looks_around: bool) -> bool:
+        """Whether a_k is inside the activation, and not a factor of the whole component as in the paper's form.
+
+        ``looks_around``: whether there is a g or b, which need the mean and variance of all points.
+        """
+        return looks_around or (self.component_affine and self.activation is None)
+
 
 # The fields of a form that are choices, with the values that they may have.
 FORM_CHOICES: dict[str, tuple[Any, ...]] = {
@@ -165,7 +172,7 @@ def mix_components(
     beta: Tensor | float = 0.0 if bias is None else bias
     act = ACTIVATIONS[form.activation] if form.activation else None
     affine_inside = act is not None or form.component_affine
-    scale_inside = _looks_around(parameters) or (form.component_affine and act is None)
+    scale_inside = form.is_scale_inside(_looks_around(parameters))
     if overall is not None:
         mean_of_all, deviation = overall[0].unsqueeze(-2), (overall[1] + form.eps).sqrt().unsqueeze(-2)
     y = torch.zeros_like(x)

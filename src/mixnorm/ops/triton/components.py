@@ -37,8 +37,7 @@ def _options(form: Form, *given: bool) -> tuple[tuple[str, Any], ...]:
         ("IN_STATISTICS", form.affine_mode == "statistics"),
         ("UNIT", form.scale == "unit"),
         ("PER_COMPONENT", form.component_affine),
-        # Whether a_k is a part of the line, and not a factor of the whole component.
-        ("INSIDE", given[2] or given[3] or (form.component_affine and form.activation is None)),
+        ("INSIDE", form.is_scale_inside(given[2] or given[3])),
     )
 
 
