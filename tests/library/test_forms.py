@@ -2,20 +2,17 @@
 
 import copy
 import math
-import pickle
 import re
 
 import pytest
 import torch
-from layer_helpers import points, randn, trained
+from form_helpers import LEARNED, batch_norm_model, draw, of_components, statistics_of
+from layer_helpers import points, randn
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d
 from mixnorm.functional import mixture_inference, mixture_normalize
-from mixnorm.ops.choose import kernels_for
-from mixnorm.ops.kernels import Form, Parameters
 
 BACKENDS = ["reference", "auto"]
 SCALES = {"fisher": lambda lam: 1 / math.sqrt(lam), "unit": lambda lam: 1.0}
@@ -32,24 +29,6 @@ def transcribed(x, resp, statistics, overall, eps, gamma, beta, g, b, scale):
             row = row + resp[i, k] * ((x[i] - mu) * ((1 - g) / deviation + own) + b * (mu - mean) / deviation)
         rows.append(gamma * row + beta)
     return torch.stack(rows)
-
-
-def draw(m=13, dim=4, components=3, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(m, dim, generator=generator, dtype=torch.float64) * 2 + 1
-    resp = torch.softmax(3 * torch.randn(m, components, generator=generator, dtype=torch.float64), -1)
-    gamma, beta, g, b = torch.rand(4, dim, generator=generator, dtype=torch.float64) + 0.3
-    upstream = torch.randn(m, dim, generator=generator, dtype=torch.float64)
-    return x, resp, gamma, beta, g, b, upstream
-
-
-def statistics_of(x, resp):
-    found = []
-    for k in range(resp.shape[1]):
-        share = resp[:, k] / resp[:, k].sum()
-        mu = (share[:, None] * x).sum(0)
-        found.append((resp[:, k].mean().item(), mu, (share[:, None] * (x - mu) ** 2).sum(0)))
-    return found
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -79,29 +58,6 @@ def test_gradcheck(activation, backend):
     inputs = [t.clone().requires_grad_() for t in (x, *parameters)]
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("activation", [None, "relu", "silu"])
-def test_parameters_for_each_component(activation, backend):
-    """Σ_k ν_k·(γ_k·a_k·x̂_k + β_k), or with an activation Σ_k ν_k·a_k·act(γ_k·x̂_k + β_k)."""
-    x, resp, *_, upstream = draw()
-    gamma, beta = (randn(3, 4, seed=s, dtype=torch.float64).requires_grad_() for s in (1, 2))
-    x.requires_grad_()
-    act = {None: lambda z: z, "relu": torch.relu, "silu": nn.functional.silu}[activation]
-    expected = torch.zeros_like(x)
-    for k, (lam, mu, var) in enumerate(statistics_of(x, resp)):
-        hat = (x - mu) / (var + 1e-3).sqrt()
-        a = 1 / math.sqrt(lam)
-        term = a * act(gamma[k] * hat + beta[k]) if activation else gamma[k] * a * hat + beta[k]
-        expected = expected + resp[:, k, None] * term
-    kernels = kernels_for(x.view(1, 13, 1, 4), 3, backend)
-    form = Form(1e-3, activation, component_affine=True)
-    y = kernels.normalize(x.view(1, 13, 1, 4), resp.unsqueeze(0), Parameters(gamma, beta), form).view(13, 4)
-    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-    inputs = (x, gamma, beta)
-    found = torch.autograd.grad(y, inputs, upstream)
-    torch.testing.assert_close(found, torch.autograd.grad(expected, inputs, upstream), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -135,9 +91,6 @@ def test_evaluation_is_the_equation(scale, backend):
     torch.testing.assert_close(again, expected, rtol=1e-10, atol=1e-10)
 
 
-LEARNED = {"within": "learned", "between": "learned"}
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [LEARNED, {"within": 0.0, "between": 1.0, "scale": "unit"}], ids=["learned", "numbers"])
 @pytest.mark.parametrize("components", [1, 2, 5])
@@ -163,15 +116,6 @@ def test_without_a_scale_of_its_own_a_component_is_batch_norm(components, option
     torch.testing.assert_close(layer.eval()(x), norm.eval()(x), rtol=1e-9, atol=1e-9)
 
 
-def batch_norm_model():
-    torch.manual_seed(0)
-    first, second = nn.BatchNorm2d(6), nn.BatchNorm2d(4)
-    model = nn.Sequential(nn.Conv2d(3, 6, 3), first, nn.ReLU(), nn.Conv2d(6, 4, 3), second, nn.ReLU())
-    for seed in range(5):
-        model(points(8, 3, 10, 10, seed=seed))
-    return model
-
-
 @pytest.mark.parametrize(
     "options",
     [LEARNED, LEARNED | {"component_affine": True, "seeding": "warm"}, LEARNED | {"scale": "unit", "activation": "relu"}],
@@ -187,20 +131,6 @@ def test_a_converted_model_starts_as_it_was(options):
         found.append([module.train(mode)(x) for mode in (False, True)])
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[2], found[0], rtol=1e-4, atol=1e-5)
-
-
-def test_a_batch_norm_fills_every_component_and_gets_their_mean_back():
-    model = batch_norm_model()
-    nn.init.uniform_(model[1].weight), nn.init.uniform_(model[1].bias)
-    weight, bias = model[1].weight.detach().clone(), model[1].bias.detach().clone()
-    mixnorm.convert(model, component_affine=True, seeding="warm")
-    assert model[1].weight.shape == (3, 6)
-    torch.testing.assert_close(model[1].weight.detach(), weight.expand(3, 6))
-    with torch.no_grad():
-        model[1].weight.add_(torch.tensor([[0.0], [1.0], [2.0]]))
-    mixnorm.revert(model)
-    torch.testing.assert_close(model[1].weight.detach(), weight + 1)
-    torch.testing.assert_close(model[1].bias.detach(), bias)
 
 
 def test_revert_leaves_no_parameter_of_a_form_behind():
@@ -280,79 +210,6 @@ def test_the_place_of_a_mode_stays():
     assert 1.5 < apart[1] < 2.5  # in units of the deviation of all points
 
 
-def test_components_keep_their_place():
-    """Two modes that trade their shares: with a warm start, each component stays with its own."""
-    layer = MixtureNorm1d(4, num_components=2, component_affine=True, seeding="warm")
-    means = []
-    for seed in range(6):
-        labels = (torch.arange(1000) % 10) < (3 if seed % 2 else 7)
-        layer(randn(1000, 4, seed=seed) + 6.0 * labels[:, None])
-        means.append(layer.mixture.means.mean(-1))
-    assert all(torch.equal(found.argsort(), means[0].argsort()) for found in means)
-
-
-def of_components(**options):
-    return {"component_affine": True, "seeding": "warm", "scale": "unit", **options}
-
-
-def three_modes(count=600, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    mode = torch.multinomial(torch.tensor([0.5, 0.3, 0.2]), count, True, generator=generator)
-    centers = torch.tensor([[0.0, 0], [10, 0], [0, 10]])
-    return torch.randn(count, 2, generator=generator) * 0.5 + centers[mode]
-
-
-def with_places(**options):
-    """A layer that knows three modes, with a β of 100, 200 and 300 for them."""
-    torch.manual_seed(0)
-    layer = MixtureNorm1d(2, **of_components(**options))
-    for seed in range(12):
-        layer(three_modes(seed=seed))
-    with torch.no_grad():
-        layer.bias[:] = torch.tensor([[100.0], [200.0], [300.0]])
-    return layer
-
-
-def test_a_batch_of_few_points_does_not_take_a_component_from_its_place():
-    layer, x = with_places(), three_modes(seed=99)
-    before = copy.deepcopy(layer).eval()(x)
-    few = layer(three_modes(20, seed=7))
-    assert torch.equal(copy.deepcopy(layer).eval()(x), before)
-    assert few.min() > 90  # each has the β of its mode
-    for seed in range(20, 32):
-        layer(three_modes(seed=seed))
-    assert (layer.eval()(x) - before).abs().max() < 5
-
-
-def test_a_first_batch_of_few_points_gets_the_mean_of_the_components_parameters():
-    layer, plain = MixtureNorm1d(4, **of_components()), MixtureNorm1d(4, num_components=1)
-    nn.init.uniform_(layer.weight), nn.init.uniform_(layer.bias)
-    plain.weight.data.copy_(layer.weight.data.mean(0)), plain.bias.data.copy_(layer.bias.data.mean(0))
-    with pytest.warns(UserWarning, match="too small for 3 components"):
-        y = layer(points(8, 4))
-    torch.testing.assert_close(y, plain(points(8, 4)))
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_recalibrate_leaves_components_in_their_place(seed):
-    layer, x = with_places().eval(), three_modes(seed=99)
-    before = layer(x)
-    torch.manual_seed(seed)
-    mixnorm.recalibrate(layer, [three_modes(seed=50 + i) for i in range(12)])
-    assert (layer(x) - before).abs().max() < 5
-
-
-def test_gradients_of_parameters_that_lie_column_by_column():
-    layer, plain = (MixtureNorm1d(4, **of_components(backend=b)) for b in ("auto", "reference"))
-    state = layer.state_dict()
-    state["weight"] = torch.ones(4, 3).t()
-    layer.load_state_dict(state, assign=True)
-    for each in (layer, plain):
-        torch.manual_seed(0)
-        each(points(200, 4)).square().sum().backward()
-    torch.testing.assert_close(layer.weight.grad, plain.weight.grad, rtol=1e-4, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -383,30 +240,6 @@ def test_what_does_not_go_together_is_one_sentence(options, sentence):
     assert "\n" not in str(error.value)
 
 
-def test_seeding_that_is_random_at_first_and_warm_after():
-    """In the first batches the mixture depends on the random numbers, and then only on the mixture before."""
-    found, after = [], 3
-    for seed in range(2):
-        layer = MixtureNorm1d(4, num_components=3, seeding=after, sample_fraction=1.0, em_iters=2)
-        for step in range(5):
-            before = layer.mixture
-            torch.manual_seed(100 * seed + step)
-            layer(points(400, 4, seed=step))
-            if step >= after:
-                expected = mixnorm.gmm.fit_mixture(points(400, 4, seed=step), 3, em_iters=2, init=before, min_variance=1e-5)
-                resp = expected.responsibilities(points(400, 4, seed=step))
-                torch.testing.assert_close(layer.mixture.weights, resp.mean(0), rtol=1e-4, atol=1e-5)
-            found.append(layer.mixture.means)
-    assert not any(torch.allclose(a, b, atol=1e-3) for a, b in zip(found[1:3], found[6:8], strict=True))
-
-
-def test_seeding_that_counts_needs_a_history():
-    with pytest.raises(ValueError, match="seeding=10 counts batches, which needs a history: use 'kmeans\\+\\+' or 'warm'"):
-        MixtureNorm2d(4, seeding=10, track_running_stats=False)
-    with pytest.raises(ValueError, match=r"seeding=-1 is unknown: .* or a number of batches"):
-        MixtureNorm2d(4, seeding=-1)
-
-
 @pytest.mark.parametrize("options", [LEARNED, of_components(), of_components(**LEARNED)], ids=str)
 def test_a_lazy_layer_has_the_forms(options):
     layer, lazy = MixtureNorm2d(4, **options), mixnorm.LazyMixtureNorm2d(**options)
@@ -420,35 +253,6 @@ def test_a_lazy_layer_has_the_forms(options):
     converted = mixnorm.convert(nn.Sequential(nn.LazyBatchNorm2d()), **options)
     assert converted(x).shape == x.shape
     assert converted[0].weight.shape == layer.weight.shape
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["deepcopy", "pickle"]
-)
-def test_copies_with_parameters_for_each_component(copied):
-    layer = trained(MixtureNorm2d(4, **of_components(**LEARNED)))
-    other, fresh = copied(layer), MixtureNorm2d(4, **of_components(**LEARNED))
-    fresh.load_state_dict(layer.state_dict())
-    expected = layer.eval()(points(seed=9))
-    assert all(torch.equal(each.eval()(points(seed=9)), expected) for each in (other, fresh))
-    for each in (layer, other, fresh):  # each goes on from the last batch's components
-        torch.manual_seed(3)
-        each.train()(points(seed=10))
-    assert all(torch.equal(each.history_means, layer.history_means) for each in (other, fresh))
-
-
-def test_seeding_by_a_number_is_recomputed_as_it_was():
-    """Activation checkpointing: the batch at the boundary, whose count has grown when it is computed again."""
-    found = []
-    for checkpointed in (False, True):
-        layer = MixtureNorm1d(4, seeding=2)
-        for step in range(4):
-            x = points(200, 4, seed=step).requires_grad_()
-            torch.manual_seed(step)
-            y = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
-            y.backward(randn(200, 4, seed=step))
-            found.append(x.grad)
-    torch.testing.assert_close(found[:4], found[4:], rtol=0, atol=0)
 
 
 def test_a_lazy_layer_counts_batches_too():

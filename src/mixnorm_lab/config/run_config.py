@@ -101,9 +101,9 @@ class Schedule:
 
     Args:
         name: "exponential": times ``factor`` after every ``every`` epochs; "step": times ``factor`` at each of the shares
-            of the training in ``at`` (0.5 is half of the epochs); "constant"; and step by step "one-cycle": in a line from 0
-            up and in a line down to 0; "cosine": down to 0 as half a period of a cosine.
-        warmup: the share of the steps in which "one-cycle" and "cosine" rise from 0. None is 0.3 and 0 of them.
+            of the training in ``at`` (0.5 is half of the epochs); "constant"; and, changing with every step, "one-cycle":
+            linearly up from 0 and linearly down to 0; "cosine": down to 0 as half a period of a cosine.
+        warmup: the share of the steps in which the rate rises from 0. None is 0.3 for "one-cycle" and 0 for "cosine".
     """
 
     name: str = field(
@@ -150,7 +150,7 @@ class Schedule:
             "constant": "constant",
             "exponential": f"× {self.factor:g} every {f'{self.every} epochs' if self.every > 1 else 'epoch'}",
             "step": f"× {self.factor:g} at {', '.join(f'{100 * share:g}%' for share in self.at)} of the training",
-            "one-cycle": f"one cycle: {up}then in a line down to 0",
+            "one-cycle": f"one cycle: {up}then linearly down to 0",
             "cosine": f"cosine: {up}then down to 0",
         }[self.name]
 
@@ -425,7 +425,7 @@ class RunConfig:
         default=False,
         metadata=setting(
             Option(
-                "--train-eval", "In the end evaluate on training images, too: without crops, flips and the norms' noise."
+                "--train-eval", "At the end, evaluate on training images as well, without crops, flips and the norms' noise."
             ),
             later=True,
         ),

@@ -19,7 +19,7 @@ class BatchRenorm(AnyBatchNorm):
 
     r = σ_B/σ, between 1/r_max and r_max, and d = (μ_B − μ)/σ, between −d_max and d_max, are taken for constants; μ and σ are
     the running mean and deviation before this batch, and σ_B² has ε inside. r_max is 1 and d_max 0 for ``warmup`` batches;
-    then they rise in a line, to 3 after 8 and to 5 after 5 times as many. Evaluation normalizes by μ and σ.
+    then they rise linearly, to 3 after 8 and to 5 after 5 times as many. Evaluation normalizes by μ and σ.
     ``running_var`` holds σ² − ε, whose root is what is averaged.
     """
 

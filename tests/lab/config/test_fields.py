@@ -66,7 +66,7 @@ def test_what_rows_say():
     told = fields.rows(DIGITS.with_options(recipe))
     assert (told["label smoothing"], told["optimizer"]) == ("0.1", "sgd, momentum 0.9")
     assert told["weight decay"] == "2e-05, without norms and biases"
-    assert told["schedule"] == "one cycle: up in 30% of the steps, then in a line down to 0"
+    assert told["schedule"] == "one cycle: up in 30% of the steps, then linearly down to 0"
     assert fields.rows(DIGITS.with_options({"schedule": "cosine"}))["schedule"] == "cosine: then down to 0"
     step = fields.rows(catalog.get("densenet-40/cifar100/bn").config)
     assert (step["schedule"], step["norm"]) == ("× 0.1 at 50%, 75% of the training", "batch norm")
