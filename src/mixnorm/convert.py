@@ -81,11 +81,11 @@ def convert(model: nn.Module, select: Select = None, **options: Any) -> nn.Modul
     """Replaces batch norms by mixture norms, in place.
 
     Parameters keep their identity, so an optimizer that was built before still works. (With ``component_affine=True`` γ and
-    β are new parameters, as learned ``within`` and ``between`` are.) A module used in two places stays one. Training flag,
-    device, dtype and hooks carry over, and so do the running statistics: evaluation gives the same output as before, until
-    the first training batch (unless an option changes the transform itself: an activation, ``affine_mode="statistics"``, or
-    a population without a history). Lazy batch norms become lazy mixture norms. ``SyncBatchNorm`` and subclasses are left
-    alone.
+    β are new parameters, as a learned ``within``, ``between`` or ``deviation`` is.) A module used in two places stays one.
+    Training flag, device, dtype and hooks carry over, and so do the running statistics: evaluation gives the same output as
+    before, until the first training batch (unless an option changes the transform itself: an activation, a ``deviation``
+    that is a number, ``affine_mode="statistics"``, or a population without a history). Lazy batch norms become lazy mixture
+    norms. ``SyncBatchNorm`` and subclasses are left alone.
 
     Args:
         model: any module; if it is itself a batch norm, use what is returned.
@@ -140,7 +140,7 @@ def revert(model: nn.Module, select: Select = None) -> nn.Module:
     """Replaces mixture norms by batch norms, in place: the inverse of :func:`convert`, with the same promises.
 
     The running statistics are the mean and the variance of the history's mixtures taken together. What batch norm lacks is
-    lost: ``within`` and ``between``, and of γ_k and β_k all but their means.
+    lost: ``within``, ``between`` and ``deviation``, and of γ_k and β_k all but their means.
     """
 
     def batch_norm(layer: Any) -> nn.Module:

@@ -32,6 +32,7 @@ def mixture_normalize(
     scale: Scale = "fisher",
     within: Tensor | float = 1.0,
     between: Tensor | float = 0.0,
+    deviation: Tensor | float = 0.0,
     backend: Backend = "auto",
 ) -> Tensor:
     r"""The mixture normalizing transform of a batch of points under given responsibilities.
@@ -40,7 +41,7 @@ def mixture_normalize(
         \hat x_i = \sum_k \frac{\nu_{ik}}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
 
     with λ, μ and σ² the statistics of the points under ν. Gradients flow to ``x`` (also through μ and σ²), ``weight``,
-    ``bias``, ``within`` and ``between``, never to ``resp``.
+    ``bias``, ``within``, ``between`` and ``deviation``, never to ``resp``.
 
     Args:
         x: (..., m, D).
@@ -49,7 +50,7 @@ def mixture_normalize(
         activation: applied to each component inside the sum; then γ and β are inside as well.
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k.
         scale: "fisher" for 1/√λ_k, the paper's, or "unit" for 1.
-        within, between: g and b of docs/mathematics.md, numbers or anything that broadcasts against x.
+        within, between, deviation: g, b and d of docs/mathematics.md, numbers or anything that broadcasts against x.
 
     Returns:
         (..., m, D) in the dtype of x.
@@ -57,8 +58,8 @@ def mixture_normalize(
     check_choice("activation", activation, (None, *ACTIVATIONS))
     check_choice("affine_mode", affine_mode, get_args(AffineMode))
     check_choice("scale", scale, get_args(Scale))
-    _check_gates(within=within, between=between)
-    check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0))
+    _check_gates(within=within, between=between, deviation=deviation)
+    check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0), not _is(deviation, 0))
     if x.dim() < 2 or resp.shape[:-1] != x.shape[:-1]:
         raise ValueError(
             f"resp of shape {tuple(resp.shape)} does not fit x of shape {tuple(x.shape)}: "
@@ -66,9 +67,9 @@ def mixture_normalize(
         )
     _check_dtype(x)
     if x.numel() == 0:
-        return empty_like_affine(x, weight, bias, *(p for p in (within, between) if isinstance(p, Tensor)))
+        return empty_like_affine(x, weight, bias, *(p for p in (within, between, deviation) if isinstance(p, Tensor)))
     dtype = compute_dtype(x.dtype)
-    parameters = _parameters(weight, bias, within, between, x)
+    parameters = _parameters(weight, bias, within, between, deviation, x)
     with no_autocast(x):
         points = _as_points(x)
         kernels = kernels_for(points, resp.shape[-1], backend, per_feature=are_per_feature(parameters, points))
@@ -93,6 +94,7 @@ def mixture_inference(
     scale: Scale = "fisher",
     within: Tensor | float = 1.0,
     between: Tensor | float = 0.0,
+    deviation: Tensor | float = 0.0,
     backend: Backend = "auto",
 ) -> Tensor:
     """The transform of points under the mixtures of the last T batches.
@@ -104,18 +106,19 @@ def mixture_inference(
         slot_weights: τ, (T,) or (..., T); 0 for an empty slot, and the sum is 1.
         mode: "ensemble", the τ-weighted mean of the T transforms; "mixture", one posterior over all T·K components with
             1/√λ_k; "paper", the equation as printed, which is Σ√τ times the training transform when the T are equal.
-        scale, within, between: as in :func:`mixture_normalize`.
+        scale, within, between, deviation: as in :func:`mixture_normalize`.
 
     Returns:
-        (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight``, ``bias``, ``within`` and ``between``, and stop at
-        the posterior.
+        (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight``, ``bias``, ``within``, ``between`` and
+        ``deviation``, and stop at the posterior.
     """
     check_choice("mode", mode, get_args(InferenceMode))
     check_choice("activation", activation, (None, *ACTIVATIONS))
     check_choice("affine_mode", affine_mode, get_args(AffineMode))
     check_choice("scale", scale, get_args(Scale))
-    _check_gates(within=within, between=between)
-    check_form(activation, affine_mode, scale, not _is(within, 1), not _is(between, 0), inference=mode)
+    _check_gates(within=within, between=between, deviation=deviation)
+    changed = not _is(within, 1), not _is(between, 0), not _is(deviation, 0)
+    check_form(activation, affine_mode, scale, *changed, inference=mode)
     lead, slots, dim = x.shape[:-2], weights.shape[-2:-1], x.shape[-1:]
     fits = x.dim() >= 2 and weights.dim() >= 2 and weights.shape[:-2] == lead
     fits = fits and variances.shape == means.shape == (*weights.shape, *dim)
@@ -128,9 +131,9 @@ def mixture_inference(
         )
     _check_dtype(x)
     if x.numel() == 0:
-        return empty_like_affine(x, weight, bias, *(p for p in (within, between) if isinstance(p, Tensor)))
+        return empty_like_affine(x, weight, bias, *(p for p in (within, between, deviation) if isinstance(p, Tensor)))
     dtype = compute_dtype(x.dtype)
-    parameters = _parameters(weight, bias, within, between, x)
+    parameters = _parameters(weight, bias, within, between, deviation, x)
     with no_autocast(x):
         points = _as_points(x)
         per_feature = are_per_feature(parameters, points)
@@ -169,14 +172,22 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 
 def check_form(
-    activation: str | None, affine_mode: str, scale: str, within: bool, between: bool, *, inference: str = "ensemble"
+    activation: str | None,
+    affine_mode: str,
+    scale: str,
+    within: bool,
+    between: bool,
+    deviation: bool,
+    *,
+    inference: str = "ensemble",
 ) -> None:
-    """Raises where two options contradict each other; ``within`` and ``between``: whether these are not the paper's."""
-    changed = "within" if within else "between" if between else None
+    """Raises where two options contradict each other; ``within`` and so on: whether these are not the paper's."""
+    moved = "within" if within else "between" if between else None
+    changed = moved or ("deviation" if deviation else None)
     if changed is not None and affine_mode == "statistics":
         raise ValueError(f"{changed} does not go with affine_mode='statistics', the paper's: use affine_mode='output'")
-    if changed is not None and activation is not None and scale == "fisher":
-        raise ValueError(f"{changed} with an activation inside needs scale='unit': set it, or move the activation out")
+    if moved is not None and activation is not None and scale == "fisher":
+        raise ValueError(f"{moved} with an activation inside needs scale='unit': set it, or move the activation out")
     if inference == "paper" and (changed is not None or scale != "fisher"):
         raise ValueError(
             f"inference='paper' is for the paper's transform, not for another {changed or 'scale'}: use 'ensemble'"
@@ -198,13 +209,18 @@ def _is(value: Tensor | float, number: float) -> bool:
 
 
 def _parameters(
-    weight: Tensor | None, bias: Tensor | None, within: Tensor | float, between: Tensor | float, x: Tensor
+    weight: Tensor | None,
+    bias: Tensor | None,
+    within: Tensor | float,
+    between: Tensor | float,
+    deviation: Tensor | float,
+    x: Tensor,
 ) -> Parameters:
-    """The parameters for the points of x; the paper's within and between are none."""
+    """The parameters for the points of x; the paper's within, between and deviation are none."""
     dtype = compute_dtype(x.dtype)
     given = (
         None if _is(value, paper) else value if isinstance(value, Tensor) else x.new_full(x.shape[-1:], value, dtype=dtype)
-        for value, paper in ((within, 1), (between, 0))
+        for value, paper in ((within, 1), (between, 0), (deviation, 0))
     )
     return Parameters(*(_with_inner_axis(p, x, dtype) for p in (weight, bias, *given)))
 

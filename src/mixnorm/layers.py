@@ -14,9 +14,9 @@ class MixtureNorm1d(_MixtureNorm):
         \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
         \qquad y = \gamma \hat x + \beta.
 
-    This is the paper's equation; ``scale``, ``between``, ``within`` and ``component_affine`` change it. With K = 1 it is
-    batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own; ``history_vars``
-    holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+    This is the paper's equation; ``scale``, ``between``, ``within``, ``deviation`` and ``component_affine`` change it.
+    With K = 1 it is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own;
+    ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
         num_features: C, the channels of the input.
@@ -52,6 +52,8 @@ class MixtureNorm1d(_MixtureNorm):
         within: g, from the overall scale (0) to the component's own (1): x - μ_k is multiplied by
             g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε). A number, or "learned": one for each channel, starting at 0. With g = 0
             and b = 1 the layer is batch norm for any K. Default: 1.0
+        deviation: d, the weight of the Fisher vector's second part, d·a_k·((x - μ_k)²/(σ²_k + ε) - 1)/√2, which a footnote
+            of the paper suggests. A number, or "learned": one for each channel, starting at 0. Default: 0.0
         component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
             ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
             does not enter the history. Default: ``False``
@@ -93,9 +95,9 @@ class MixtureNorm2d(_MixtureNorm):
         \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
         \qquad y = \gamma \hat x + \beta.
 
-    This is the paper's equation; ``scale``, ``between``, ``within`` and ``component_affine`` change it. With K = 1 it is
-    batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own; ``history_vars``
-    holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+    This is the paper's equation; ``scale``, ``between``, ``within``, ``deviation`` and ``component_affine`` change it.
+    With K = 1 it is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own;
+    ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
         num_features: C, the channels of the input.
@@ -131,6 +133,8 @@ class MixtureNorm2d(_MixtureNorm):
         within: g, from the overall scale (0) to the component's own (1): x - μ_k is multiplied by
             g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε). A number, or "learned": one for each channel, starting at 0. With g = 0
             and b = 1 the layer is batch norm for any K. Default: 1.0
+        deviation: d, the weight of the Fisher vector's second part, d·a_k·((x - μ_k)²/(σ²_k + ε) - 1)/√2, which a footnote
+            of the paper suggests. A number, or "learned": one for each channel, starting at 0. Default: 0.0
         component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
             ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
             does not enter the history. Default: ``False``
@@ -172,9 +176,9 @@ class MixtureNorm3d(_MixtureNorm):
         \hat x_i = \sum_k \frac{\nu_k(x_i)}{\sqrt{\lambda_k}} \cdot \frac{x_i - \mu_k}{\sqrt{\sigma_k^2 + \epsilon}},
         \qquad y = \gamma \hat x + \beta.
 
-    This is the paper's equation; ``scale``, ``between``, ``within`` and ``component_affine`` change it. With K = 1 it is
-    batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own; ``history_vars``
-    holds the variances that the training transform divides by, without batch norm's n / (n - 1).
+    This is the paper's equation; ``scale``, ``between``, ``within``, ``deviation`` and ``component_affine`` change it.
+    With K = 1 it is batch norm. In evaluation the mixtures of the last T training batches take the place of the batch's own;
+    ``history_vars`` holds the variances that the training transform divides by, without batch norm's n / (n - 1).
 
     Args:
         num_features: C, the channels of the input.
@@ -210,6 +214,8 @@ class MixtureNorm3d(_MixtureNorm):
         within: g, from the overall scale (0) to the component's own (1): x - μ_k is multiplied by
             g·a_k/√(σ²_k + ε) + (1 - g)/√(σ² + ε). A number, or "learned": one for each channel, starting at 0. With g = 0
             and b = 1 the layer is batch norm for any K. Default: 1.0
+        deviation: d, the weight of the Fisher vector's second part, d·a_k·((x - μ_k)²/(σ²_k + ε) - 1)/√2, which a footnote
+            of the paper suggests. A number, or "learned": one for each channel, starting at 0. Default: 0.0
         component_affine: whether each component has its own γ_k and β_k. Needs ``population="batch"``, and
             ``seeding="warm"`` so that components keep their place from batch to batch. A batch too small for K components
             does not enter the history. Default: ``False``

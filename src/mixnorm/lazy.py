@@ -10,7 +10,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
-from mixnorm.mixture_norm import _MixtureNorm
+from mixnorm.mixture_norm import GATES, _MixtureNorm
 
 
 class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
@@ -38,9 +38,9 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = UninitializedParameter(**factory) if affine else None
         self.bias = UninitializedParameter(**factory) if affine and bias else None
-        for name in ("within_weight", "between_weight"):
-            if getattr(self, name) is not None:
-                setattr(self, name, UninitializedParameter(**factory))
+        for name in GATES:
+            if getattr(self, f"{name}_weight") is not None:
+                setattr(self, f"{name}_weight", UninitializedParameter(**factory))
         if self.keeps_history:
             for name in self.history_shapes():
                 setattr(self, name, UninitializedBuffer(**factory))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,16 @@ DEFAULT_MAX_SAMPLES = 4096
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
 
 
+class Gate(NamedTuple):
+    """The values of an option that may be learned, one number for each channel."""
+
+    paper: float
+    batch_norm: float  # from where it is learned
+
+
+GATES = {"within": Gate(1.0, 0.0), "between": Gate(0.0, 1.0), "deviation": Gate(0.0, 0.0)}
+
+
 class _MixtureNorm(MixtureHistory):
     """What the three layers share; they differ in the rank of the input alone."""
 
@@ -46,8 +56,9 @@ class _MixtureNorm(MixtureHistory):
 
     weight: Tensor | None
     bias: Tensor | None
-    within_weight: Tensor | None  # g and b, where they are learned
+    within_weight: Tensor | None  # g, b and d, where they are learned
     between_weight: Tensor | None
+    deviation_weight: Tensor | None
 
     def __init__(
         self,
@@ -72,6 +83,7 @@ class _MixtureNorm(MixtureHistory):
         scale: Scale = "fisher",
         between: float | Learned = 0.0,
         within: float | Learned = 1.0,
+        deviation: float | Learned = 0.0,
         component_affine: bool = False,
         activation: Activation | None = None,
         population: Population = "batch",
@@ -97,6 +109,7 @@ class _MixtureNorm(MixtureHistory):
         self.scale = scale
         self.between = between
         self.within = within
+        self.deviation = deviation
         self.component_affine = component_affine
         self.activation = activation
         self.population = population
@@ -111,9 +124,10 @@ class _MixtureNorm(MixtureHistory):
         for name, wanted in (("weight", affine), ("bias", affine and bias)):
             shape = self.parameter_shapes()[name]
             self.register_parameter(name, nn.Parameter(torch.empty(shape, **factory)) if wanted else None)
-        for name, value in (("within_weight", within), ("between_weight", between)):
-            learned = nn.Parameter(torch.empty(num_features, **factory)) if value == "learned" else None
-            self.register_parameter(name, learned)
+        for name in GATES:
+            is_learned = getattr(self, name) == "learned"
+            learned = nn.Parameter(torch.empty(num_features, **factory)) if is_learned else None
+            self.register_parameter(f"{name}_weight", learned)
         self._create_history(**factory)
         self.reset_parameters()
 
@@ -121,7 +135,7 @@ class _MixtureNorm(MixtureHistory):
         """The parameters that there may be, with their shapes."""
         one = (self.num_features,)
         of_affine = (self.num_components, self.num_features) if self.component_affine else one
-        return {"weight": of_affine, "bias": of_affine, "within_weight": one, "between_weight": one}
+        return {"weight": of_affine, "bias": of_affine, **{f"{name}_weight": one for name in GATES}}
 
     def reset_parameters(self) -> None:
         self.reset_running_stats()
@@ -129,10 +143,9 @@ class _MixtureNorm(MixtureHistory):
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-        if self.within_weight is not None:  # at first it is batch norm
-            nn.init.zeros_(self.within_weight)
-        if self.between_weight is not None:
-            nn.init.ones_(self.between_weight)
+        for name, gate in GATES.items():
+            if (learned := self._parameters[f"{name}_weight"]) is not None:
+                nn.init.constant_(learned, gate.batch_norm)
 
     @property
     def process_group(self) -> Any:
@@ -156,7 +169,7 @@ class _MixtureNorm(MixtureHistory):
             group = self._group.with_others()
         if x.numel() == 0 and group is None:
             shape = (1, -1, *[1] * (x.dim() - 2))
-            own = (self.weight, self.bias, self.within_weight, self.between_weight)
+            own = self._parameters.values()
             return empty_like_affine(x, *(p if p is None else p.view(-1, x.shape[1]).sum(0).view(shape) for p in own))
         with no_autocast(x):
             points = to_points(x, self.population, self.num_groups or 1)
@@ -201,7 +214,7 @@ class _MixtureNorm(MixtureHistory):
             if self.component_affine:  # these are not the components that γ and β are for
                 weight, bias = (p if p is None else p.mean(0).expand(components, -1) for p in parameters[:2])
                 parameters = parameters._replace(weight=weight, bias=bias)
-        per_feature = self.population in PER_FEATURE or parameters == (None, None, None, None)
+        per_feature = self.population in PER_FEATURE or all(p is None for p in parameters)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
         with torch.no_grad():
@@ -271,7 +284,7 @@ class _MixtureNorm(MixtureHistory):
 
     def _normalize_by_history(self, points: Tensor, parameters: Parameters) -> Tensor:
         mode = KERNEL_MODE.get(self.inference, self.inference)
-        per_feature = self.population in PER_FEATURE or parameters == (None, None, None, None)
+        per_feature = self.population in PER_FEATURE or all(p is None for p in parameters)
         kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
         history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
         self.look_at(points, history)
@@ -281,16 +294,19 @@ class _MixtureNorm(MixtureHistory):
     def _parameters_for(self, x: Tensor) -> Parameters:
         """What a transform may learn, in the dtype of the computation, as it broadcasts against the points of x."""
         dtype, weight, bias = compute_dtype(x.dtype), self.weight, self.bias
-        within, between = self.within_weight, self.between_weight
+        within, between, deviation = self.within_weight, self.between_weight, self.deviation_weight
         if within is None and self.within != 1:
             within = x.new_full((self.num_features,), float(self.within), dtype=dtype)
         if between is None and self.between != 0:
             between = x.new_full((self.num_features,), float(self.between), dtype=dtype)
+        if deviation is None and self.deviation != 0:
+            deviation = x.new_full((self.num_features,), float(self.deviation), dtype=dtype)
         parameters = Parameters(
             None if weight is None else weight.to(dtype),
             None if bias is None else bias.to(dtype),
             None if within is None else within.to(dtype),
             None if between is None else between.to(dtype),
+            None if deviation is None else deviation.to(dtype),
         )
         if self.population in PER_FEATURE:
             return parameters
@@ -301,11 +317,11 @@ class _MixtureNorm(MixtureHistory):
         check_choice("inference", self.inference, get_args(Inference))
         check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
         check_choice("scale", self.scale, get_args(Scale))
-        for name in ("within", "between"):
+        for name in GATES:
             value = getattr(self, name)
             if value != "learned" and not is_number(value):
                 raise ValueError(f"{name}={value!r} must be a number, or 'learned' for one that is learned for each channel")
-        others = self.within != 1, self.between != 0
+        others = [getattr(self, name) != gate.paper for name, gate in GATES.items()]
         check_form(self.activation, self.affine_mode, self.scale, *others, inference=self.inference)
         check_choice("activation", self.activation, (None, *ACTIVATIONS))
         check_choice("population", self.population, get_args(Population))
@@ -383,9 +399,9 @@ class _MixtureNorm(MixtureHistory):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if prefix + "running_mean" in state_dict:  # a batch norm's: there the learned forms start
-            for name, start in (("within_weight", 0.0), ("between_weight", 1.0)):
-                if self._parameters[name] is not None:
-                    state_dict.setdefault(prefix + name, torch.full((self.num_features,), start))
+            for name, gate in GATES.items():
+                if self._parameters[f"{name}_weight"] is not None:
+                    state_dict.setdefault(f"{prefix}{name}_weight", torch.full((self.num_features,), gate.batch_norm))
         for name in ("weight", "bias") if self.component_affine else ():
             value = state_dict.get(prefix + name)
             if value is not None and not is_lazy(value) and value.dim() == 1:
@@ -404,6 +420,7 @@ class _MixtureNorm(MixtureHistory):
             "scale": "fisher",
             "between": 0.0,
             "within": 1.0,
+            "deviation": 0.0,
             "component_affine": False,
             "activation": None,
             "population": "batch",

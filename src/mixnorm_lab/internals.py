@@ -1,12 +1,15 @@
 """What the laboratory uses of the library beyond its public names. No other module of it imports such.
 
 ``BACKENDS``, ``check_backend``: ``mixnorm bench --backend`` takes what a layer takes, and refuses what cannot run here.
-``Form``, ``Mixture``, ``kernels_for``: errors are measured of the kernels alone, with a mixture that no fit has made.
+``Form``, ``Mixture``, ``Parameters``, ``kernels_for``: errors are measured of the kernels alone, with a mixture that no fit
+has made; and ghost batch norm is a mixture norm of one component for each group.
+``no_autocast``: its statistics, as a layer's, are in fp32.
 ``to_points``: these kernels want points, as the layers cut them out of images.
 ``WITH_HISTORY``: the snapshots in a record are of mixtures that belong to a layer, and not to a single image.
 ``DEFAULT_MIN_VARIANCE``: ``mixnorm inspect`` fits mixtures with the floor that the layers have.
 """
 
+from mixnorm.functional import no_autocast
 from mixnorm.gmm import DEFAULT_MIN_VARIANCE
 from mixnorm.ops.choose import BACKENDS, check_backend, kernels_for
 from mixnorm.ops.kernels import Form, Mixture, Parameters
@@ -21,5 +24,6 @@ __all__ = [
     "Parameters",
     "check_backend",
     "kernels_for",
+    "no_autocast",
     "to_points",
 ]

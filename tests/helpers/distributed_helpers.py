@@ -59,6 +59,7 @@ CASES = {
     "compiled loops": Case((3, 0, 4, 2), {"backend": "auto"}),
     "gates": Case((3, 2, 0, 4), {"within": "learned", "between": "learned"}),
     "gates, compiled loops": Case((4, 5), {"within": "learned", "between": "learned", "backend": "auto"}),
+    "deviation": Case((3, 2, 0, 4), {"deviation": "learned"}),
     "for each component": Case((3, 4), {"component_affine": True, "seeding": "warm", "scale": "unit"}),
     "triton": Case(
         (2, 3), {"backend": "triton", "num_components": 2, "activation": "relu"}, shape=(CHANNELS, 2, 3), steps=1

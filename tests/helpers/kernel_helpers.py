@@ -7,7 +7,7 @@ from mixnorm.ops.kernels import Form, History, Mixture, Parameters, are_per_feat
 
 def split(options):
     """The parameters and the form that options of a transform stand for."""
-    learned = {name: options.pop(name) for name in ("within", "between") if name in options}
+    learned = {name: options.pop(name) for name in ("within", "between", "deviation") if name in options}
     return learned, Form(**options)
 
 

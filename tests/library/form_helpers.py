@@ -1,9 +1,12 @@
 """What the tests of the forms share: points with responsibilities, their statistics, a model, and options."""
 
+import math
+
 import torch
 from layer_helpers import points
 from torch import nn
 
+SCALES = {"fisher": lambda lam: 1 / math.sqrt(lam), "unit": lambda lam: 1.0}
 LEARNED = {"within": "learned", "between": "learned"}
 
 

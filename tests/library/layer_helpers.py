@@ -13,6 +13,7 @@ CONFIGURATIONS = [
     {"population": "batch", "inference": "ensemble", "bias": False},
     {"population": "batch", "inference": "ensemble", "scale": "unit", "within": "learned", "between": "learned"},
     {"population": "batch", "inference": "ensemble", "scale": "unit", "within": 0.5, "between": 0.7},
+    {"population": "batch", "inference": "ensemble", "deviation": "learned"},
     {"population": "instance"},
     {"population": "layer"},
     {"population": "group", "num_groups": 2},

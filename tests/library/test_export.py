@@ -19,6 +19,7 @@ OPTIONS = [
     {"affine_mode": "statistics"},
     {"population": "channel"},
     {"within": "learned", "between": "learned"},
+    {"deviation": 0.5},
     pytest.param({"population": "layer"}, marks=pytest.mark.slow),
 ]
 

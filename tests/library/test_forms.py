@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from form_helpers import LEARNED, batch_norm_model, draw, of_components, statistics_of
+from form_helpers import LEARNED, SCALES, batch_norm_model, draw, of_components, statistics_of
 from layer_helpers import points, randn
 from torch import nn
 
@@ -15,7 +15,6 @@ from mixnorm import MixtureNorm1d, MixtureNorm2d
 from mixnorm.functional import mixture_inference, mixture_normalize
 
 BACKENDS = ["reference", "auto"]
-SCALES = {"fisher": lambda lam: 1 / math.sqrt(lam), "unit": lambda lam: 1.0}
 
 
 def transcribed(x, resp, statistics, overall, eps, gamma, beta, g, b, scale):
@@ -118,8 +117,13 @@ def test_without_a_scale_of_its_own_a_component_is_batch_norm(components, option
 
 @pytest.mark.parametrize(
     "options",
-    [LEARNED, LEARNED | {"component_affine": True, "seeding": "warm"}, LEARNED | {"scale": "unit", "activation": "relu"}],
-    ids=["learned", "for each component", "activation"],
+    [
+        LEARNED,
+        LEARNED | {"component_affine": True, "seeding": "warm"},
+        LEARNED | {"scale": "unit", "activation": "relu"},
+        LEARNED | {"deviation": "learned"},
+    ],
+    ids=["learned", "for each component", "activation", "deviation"],
 )
 def test_a_converted_model_starts_as_it_was(options):
     """In evaluation and in training: to fine-tune it begins where batch norm ended."""
@@ -134,7 +138,7 @@ def test_a_converted_model_starts_as_it_was(options):
 
 
 def test_revert_leaves_no_parameter_of_a_form_behind():
-    model = mixnorm.revert(mixnorm.convert(batch_norm_model(), **LEARNED))
+    model = mixnorm.revert(mixnorm.convert(batch_norm_model(), **LEARNED, deviation="learned"))
     assert model.state_dict().keys() == batch_norm_model().state_dict().keys()
 
 
@@ -157,6 +161,7 @@ def test_other_populations_have_the_forms(population):
         {"scale": "unit", "between": 1.0},
         {"scale": "unit", "within": 0.5, "between": 1.0},
         LEARNED,
+        {"deviation": 0.5},
         {"component_affine": True, "seeding": "warm", "scale": "unit"},
     ],
     ids=str,
@@ -219,6 +224,9 @@ def test_the_place_of_a_mode_stays():
         ({"within": 0.5, "activation": "relu"}, "within with an activation inside needs scale='unit'"),
         ({"between": "learned", "affine_mode": "statistics"}, "between does not go with affine_mode='statistics'"),
         ({"within": "learned", "inference": "paper"}, "inference='paper' is for the paper's transform"),
+        ({"deviation": "some"}, "deviation='some' must be a number, or 'learned'"),
+        ({"deviation": 0.5, "affine_mode": "statistics"}, "deviation does not go with affine_mode='statistics'"),
+        ({"deviation": "learned", "inference": "paper"}, "inference='paper' is for the paper's transform"),
         ({"scale": "unit", "inference": "paper"}, "inference='paper' is for the paper's transform"),
         ({"component_affine": True}, "component_affine=True needs components that keep their place: use seeding='warm'"),
         ({"component_affine": True, "seeding": "warm", "affine": False}, "component_affine=True needs affine=True"),
@@ -240,7 +248,7 @@ def test_what_does_not_go_together_is_one_sentence(options, sentence):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("options", [LEARNED, of_components(), of_components(**LEARNED)], ids=str)
+@pytest.mark.parametrize("options", [LEARNED, {"deviation": "learned"}, of_components(), of_components(**LEARNED)], ids=str)
 def test_a_lazy_layer_has_the_forms(options):
     layer, lazy = MixtureNorm2d(4, **options), mixnorm.LazyMixtureNorm2d(**options)
     x = points()

@@ -43,6 +43,7 @@ FORMS = (
     {"scale": "unit"},
     {"scale": "unit", "within": "learned", "between": "learned"},
     {"scale": "unit", "within": 0.4, "between": 0.8},
+    {"deviation": "learned"},
     {"scale": "unit", "component_affine": True},
 )
 NORMS = st.fixed_dictionaries(

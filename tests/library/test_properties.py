@@ -47,6 +47,7 @@ OPTIONS = st.fixed_dictionaries(
         # The paper's more often than not, because the others do not go with all of the above.
         "within": st.sampled_from([1.0, 1.0, 1.0, 0.0, 0.3, "learned"]),
         "between": st.sampled_from([0.0, 0.0, 0.0, 1.0, 0.7, "learned"]),
+        "deviation": st.sampled_from([0.0, 0.0, 0.0, 0.5, "learned"]),
         "component_affine": st.sampled_from([False, False, False, True]),
     }
 )

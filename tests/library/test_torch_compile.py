@@ -25,6 +25,7 @@ CONFIGURATIONS = [
     {"momentum": None, "history": 2},
     {"sample_fraction": 0.5, "max_samples": 30, "num_components": 2},
     {"within": "learned", "between": "learned"},
+    {"deviation": "learned"},
 ]
 MORE_CONFIGURATIONS = [
     {"activation": "relu"},
@@ -366,7 +367,7 @@ def parameter(seed):
 def normalize_inputs(*, points=None, weight=True, bias=True):
     resp = torch.softmax(rand(2, 21, K, seed=7), -1)
     points = (rand(*POINTS) if points is None else points).unsqueeze(0).requires_grad_()
-    return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None, None, None
+    return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None, *[None] * 3
 
 
 FORM = library._numbers(Form(1e-5, "silu", "output"))
@@ -406,11 +407,11 @@ CALLS = {
     ),
     "normalize with gates": lambda: (
         library.transform,
-        (*normalize_inputs()[:-2], parameter(10), parameter(11), library._numbers(Form(scale="unit")), "numba"),
+        (*normalize_inputs()[:-3], *(parameter(s) for s in (10, 11, 12)), library._numbers(Form(scale="unit")), "numba"),
     ),
     "inference with gates": lambda: (
         library.inference,
-        (rand(*POINTS), *history(), *(parameter(s).detach() for s in range(4)), FORM, "ensemble", True, "numba"),
+        (rand(*POINTS), *history(), *(parameter(s).detach() for s in range(5)), FORM, "ensemble", True, "numba"),
     ),
     "inference": lambda: (
         library.inference,
@@ -421,6 +422,7 @@ CALLS = {
             parameter(9).detach(),
             None,
             None,
+            None,
             FORM,
             "ensemble",
             True,
@@ -429,7 +431,7 @@ CALLS = {
     ),
     "inference without parameters": lambda: (
         library.inference,
-        (rand(*POINTS), *history(), None, None, None, None, FORM, "mixture", False, "numba"),
+        (rand(*POINTS), *history(), None, None, None, None, None, FORM, "mixture", False, "numba"),
     ),
     "push": lambda: (library.push, (*history()[:3], *mixture(), torch.tensor(3), "numba")),
 }

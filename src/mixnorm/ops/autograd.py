@@ -16,6 +16,8 @@ from mixnorm.ops import reference
 from mixnorm.ops.choose import REFERENCE, is_followed
 from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters, gradients, rows
 
+LEARNED = len(Parameters._fields)
+
 
 class Transform(torch.autograd.Function):
     """The transform of points under ν and its statistics. Gradients flow to points and parameters, also through μ and σ².
@@ -31,25 +33,19 @@ class Transform(torch.autograd.Function):
         weights: Tensor,
         means: Tensor,
         variances: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        within: Tensor | None,
-        between: Tensor | None,
-        kernels: Kernels,
-        form: Form,
-        ranks: Any,
+        *rest: Any,  # the parameters; then kernels, form and ranks
     ) -> Tensor:
         if points.numel() == 0:
             return torch.empty_like(points)
-        parameters = Parameters(weight, bias, within, between)
+        parameters, (kernels, form, _) = Parameters(*rest[:LEARNED]), rest[LEARNED:]
         y = kernels.mix(points, resp, Mixture(weights, means, variances), parameters, form)
         # A function's view could not be changed in place.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:9])
-        ctx.kernels, ctx.form, ctx.ranks = inputs[9:]
+        ctx.save_for_backward(*inputs[: 5 + LEARNED])
+        ctx.kernels, ctx.form, ctx.ranks = inputs[5 + LEARNED :]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -60,7 +56,7 @@ class Transform(torch.autograd.Function):
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
                 y = reference.normalize(rows(points, resp.dtype), resp, parameters, ctx.form)
-            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5:9]), grad)
+            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5 : 5 + LEARNED]), grad)
         else:
             found = ctx.kernels.mix_backward(grad, points, resp, mixture, parameters, ctx.form)
         return _of_inputs(found, wanted, parameters, others=3)
@@ -91,22 +87,16 @@ class Evaluate(torch.autograd.Function):
         means: Tensor,
         variances: Tensor,
         tau: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        within: Tensor | None,
-        between: Tensor | None,
-        mode: str,
-        bounded: bool,
-        kernels: FastKernels,
-        form: Form,
+        *rest: Any,  # the parameters; then mode, bounded, kernels and form
     ) -> Tensor:
+        mode, bounded, kernels, form = rest[LEARNED:]
         history = History(weights, means, variances, tau, mode, bounded)
-        return kernels.evaluate(points, history, Parameters(weight, bias, within, between), form)
+        return kernels.evaluate(points, history, Parameters(*rest[:LEARNED]), form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:9])
-        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = inputs[9:]
+        ctx.save_for_backward(*inputs[: 5 + LEARNED])
+        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = inputs[5 + LEARNED :]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -117,7 +107,7 @@ class Evaluate(torch.autograd.Function):
         if torch.is_grad_enabled() or is_followed(grad):
             with torch.enable_grad():
                 y = Kernels.inference(ctx.kernels, points, history, parameters, ctx.form)
-            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5:9]), grad)
+            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5 : 5 + LEARNED]), grad)
         else:
             found = ctx.kernels.inference_backward(grad, points, history, parameters, ctx.form)
         return _of_inputs(found, wanted, parameters, others=4)

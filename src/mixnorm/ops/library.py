@@ -177,10 +177,11 @@ def transform(
     bias: Tensor | None,
     within: Tensor | None,
     between: Tensor | None,
+    deviation: Tensor | None,
     form: Sequence[float],
     kernels: str,
 ) -> Tensor:
-    mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between)
+    mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between, deviation)
     return _as(points, _kernels(kernels).mix(points[0], resp, mixture, parameters, _form(form)).unsqueeze(0))
 
 
@@ -201,13 +202,15 @@ def transform_backward(
     bias: Tensor | None,
     within: Tensor | None,
     between: Tensor | None,
+    deviation: Tensor | None,
     form: Sequence[float],
     kernels: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between, deviation)
     of_points, *found = _kernels(kernels).mix_backward(grad[0], points[0], resp, mixture, parameters, _form(form))
     assert of_points is not None
-    return _as(points, of_points.unsqueeze(0)), *_gradients(points, found, parameters)
+    of_weight, of_bias, of_within, of_between, of_deviation = _gradients(points, found, parameters)
+    return _as(points, of_points.unsqueeze(0)), of_weight, of_bias, of_within, of_between, of_deviation
 
 
 @transform_backward.register_fake
@@ -222,10 +225,11 @@ def _(
     bias: Tensor | None,
     within: Tensor | None,
     between: Tensor | None,
+    deviation: Tensor | None,
     *_: Any,
     **__: Any,
 ) -> tuple[Tensor, ...]:
-    parameters = Parameters(weight, bias, within, between)
+    parameters = Parameters(weight, bias, within, between, deviation)
     return torch.empty_like(points), *_gradients(points, parameters, parameters)
 
 
@@ -240,6 +244,7 @@ def inference(
     bias: Tensor | None,
     within: Tensor | None,
     between: Tensor | None,
+    deviation: Tensor | None,
     form: Sequence[float],
     mode: str,
     bounded: bool,
@@ -247,7 +252,7 @@ def inference(
 ) -> Tensor:
     history = History(weights, means, variances, tau, mode, bounded)
     with torch.no_grad():
-        parameters = Parameters(weight, bias, within, between)
+        parameters = Parameters(weight, bias, within, between, deviation)
         return _as(points, _kernels(kernels).inference(points, history, parameters, _form(form)))
 
 
@@ -279,14 +284,14 @@ def _(*_: Any, **__: Any) -> None:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:9])
-    ctx.options = inputs[9:]
+    ctx.save_for_backward(*inputs[:10])
+    ctx.options = inputs[10:]
 
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
     points, *found = transform_backward(grad, *saved, *ctx.options)
-    of_parameters = (None if p is None else g for g, p in zip(found, saved[5:9], strict=True))
+    of_parameters = (None if p is None else g for g, p in zip(found, saved[5:10], strict=True))
     return points, None, None, None, None, *of_parameters, None, None
 
 
@@ -300,11 +305,10 @@ def _as(points: Tensor, value: Tensor | None) -> Tensor:
     return value if value.stride() == expected else torch.empty_like(points).copy_(value)
 
 
-def _gradients(points: Tensor, found: Any, parameters: Parameters) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _gradients(points: Tensor, found: Any, parameters: Parameters) -> tuple[Tensor, ...]:
     """The parameters' gradients in their own dtype; an operator returns tensors, so an empty one for none."""
     # Copies: they may be parts of one tensor, and an operator's results may not.
-    first, second, third, fourth = (
+    return tuple(
         points.new_empty(0) if p is None else torch.empty_like(p) if g is p else g.to(p.dtype, copy=True)
         for g, p in zip(found, parameters, strict=True)
     )
-    return first, second, third, fourth

@@ -170,12 +170,13 @@ def _codes(parameters: Parameters, form: Form) -> tuple[bool, tuple[float, bool,
 
 def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[Tensor | None]:
     """μ and σ² of all points (2·B, D), if they are needed, and the parameters as (1, D) or (K, D)."""
-    weight, bias, within, between = parameters
+    weight, bias, within, between, deviation = parameters
     rows = [
         None if weight is None else weight.reshape(-1, weight.shape[-1]),
         None if bias is None else bias.reshape(-1, bias.shape[-1]),
         None if within is None else within.unsqueeze(0),
         None if between is None else between.unsqueeze(0),
+        None if deviation is None else deviation.unsqueeze(0),
     ]
     if within is None and between is None:
         return [None, *rows]

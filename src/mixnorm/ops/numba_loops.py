@@ -30,6 +30,7 @@ _parallel = njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 FAR = 1e3  # (mean - centre)² / variance above which a variance about that centre has lost digits
 
 NONE, RELU, LEAKY_RELU, SILU, GELU = range(5)
+SQRT_HALF = math.sqrt(0.5)
 
 
 class Points(NamedTuple):
@@ -504,7 +505,7 @@ def _act(z: Any, activation: int) -> Any:
         return z if z > 0 else 0.01 * z
     if activation == SILU:
         return z / (1 + math.exp(-z))
-    return 0.5 * z * (1 + math.erf(z * 0.7071067811865476))
+    return 0.5 * z * (1 + math.erf(z * SQRT_HALF))
 
 
 @_serial
@@ -516,23 +517,26 @@ def _act_slope(z: Any, activation: int) -> float:
     if activation == SILU:
         sigmoid = 1 / (1 + math.exp(-z))
         return sigmoid * (1 + z * (1 - sigmoid))
-    return 0.5 * (1 + math.erf(z * 0.7071067811865476)) + z * math.exp(-0.5 * z * z) * 0.3989422804014327
+    return 0.5 * (1 + math.erf(z * SQRT_HALF)) + z * math.exp(-0.5 * z * z) * 0.3989422804014327
 
 
 @_serial
 def _affine(
-    inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any, within: Any, between: Any, eps: float,
-    in_statistics: bool, affine_inside: bool,
+    inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any, within: Any, between: Any,
+    deviation: Any, eps: float, in_statistics: bool, affine_inside: bool,
 ) -> Any:  # fmt: skip
-    """x̂_k with γ and β as (x - centre_k) · scale_k + offset_k, and a shift behind the sum: ``reference.mix_components``.
+    """x̂_k with γ and β as v · scale_k + v² · bend_k + offset_k, v = x - centre_k, and a shift behind the sum:
+    ``reference.mix_components``.
 
-    gamma and beta are (1, D), or (K, D) for each component, or empty; within and between (1, D) or empty, and then overall
-    is as well: μ and σ² of all points, (2·B, D). centre, scale and offset have rows by threes.
+    gamma and beta are (1, D), or (K, D) for each component, or empty; within, between and deviation (1, D) or empty, and if
+    the first two are, overall is as well: μ and σ² of all points, (2·B, D). centre, scale and offset have rows by threes,
+    and bend is empty where there is no deviation.
     """
     batch, components, dim = means.shape
     rows = (components + 2) // 3 * 3
     centre, scale = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
     offset, shift = np.zeros((batch, rows, dim), means.dtype), np.zeros(dim, means.dtype)
+    bend = np.zeros((batch, rows if deviation.size else 0, dim), means.dtype)
     one, zero = means.dtype.type(1), means.dtype.type(0)
     for b in range(batch):
         for k in range(components):
@@ -551,18 +555,22 @@ def _affine(
                         slope = within[0, d] * slope + (1 - within[0, d]) * of_all
                     if between.size:
                         offset[b, k, d] = weight * between[0, d] * (means[b, k, d] - overall[2 * b, d]) * of_all
+                if deviation.size:
+                    part = weight * deviation[0, d] * inner[b, k] * SQRT_HALF
+                    bend[b, k, d] = part / (variances[b, k, d] + eps)
+                    offset[b, k, d] -= part
                 scale[b, k, d] = weight * slope
                 if affine_inside:
                     offset[b, k, d] += bias
                 else:
                     shift[d] = bias
-    return centre, scale, offset, shift
+    return centre, scale, offset, bend, shift
 
 
 @_serial
 def _mix_stretch(
-    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, shift: Any,
-    activation: int, y: Any,
+    x: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any,
+    shift: Any, activation: int, y: Any,
 ) -> None:  # fmt: skip
     components, dim = factor.shape[1], x.dim
     tile, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
@@ -576,11 +584,11 @@ def _mix_stretch(
             for j in range(min(3, components - k)):
                 for p in range(count):
                     w[j, p] = resp[b, i + p, k + j] * factor[b, k + j]
-            if activation == NONE:
+            if activation == NONE and bend.size == 0:
                 _add_three(tile, w, b, k, centre, scale, offset, out)
             else:
                 for j in range(min(3, components - k)):
-                    _add_component(tile, count, w[j], b, k + j, centre, scale, offset, activation, out)
+                    _add_component(tile, count, w[j], b, k + j, centre, scale, offset, bend, activation, out)
         _store(out, count, y, b, i)
 
 
@@ -603,11 +611,19 @@ def _add_three(tile: Any, w: Any, b: int, k: int, centre: Any, scale: Any, offse
 
 @_inlined
 def _add_component(
-    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, activation: int, out: Any
+    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, bend: Any, activation: int, out: Any
 ) -> None:
     """out += w · act(x̂_k) for the points of a tile."""
     w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
     if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
+        return
+    if bend.size:
+        for p in range(count):
+            if w[p] != 0:
+                for d in range(tile.shape[1]):
+                    v = tile[p, d] - centre[b, k, d]
+                    z = v * (scale[b, k, d] + v * bend[b, k, d]) + offset[b, k, d]
+                    out[p, d] += w[p] * (z if activation == NONE else _act(z, activation))
         return
     if activation == NONE:
         for d in range(tile.shape[1]):
@@ -637,13 +653,14 @@ def _add_component(
 
 @_parallel
 def _mix_stretches(
-    x: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, shift: Any, activation: int, stretches: int, y: Any
-) -> None:
+    x: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any, shift: Any, activation: int,
+    stretches: int, y: Any,
+) -> None:  # fmt: skip
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         start, stop = points * t // stretches, points * (t + 1) // stretches
-        _mix_stretch(x, b, start, stop, resp, factor, centre, scale, offset, shift, activation, y)
+        _mix_stretch(x, b, start, stop, resp, factor, centre, scale, offset, bend, shift, activation, y)
 
 
 @_serial
@@ -658,17 +675,17 @@ def factors(weights: Any, is_unit: bool, inside: bool, outer: Any, inner: Any) -
 @_serial
 def mix(
     threads: int, x: Any, resp: Any, weights: Any, means: Any, variances: Any, overall: Any, gamma: Any, beta: Any,
-    within: Any, between: Any, is_unit: bool, inside: bool, eps: float, in_statistics: bool, affine_inside: bool,
-    activation: int, y: Any,
+    within: Any, between: Any, deviation: Any, is_unit: bool, inside: bool, eps: float, in_statistics: bool,
+    affine_inside: bool, activation: int, y: Any,
 ) -> None:  # fmt: skip
     """y = Σ_k resp_k · a_k · act(x̂_k) with γ and β; resp is (B, m, K)."""
     outer, inner = np.empty_like(weights), np.empty_like(weights)
     factors(weights, is_unit, inside, outer, inner)
-    centre, scale, offset, shift = _affine(
-        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    centre, scale, offset, bend, shift = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, deviation, eps, in_statistics, affine_inside
     )
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    _mix_stretches(x, resp, outer, centre, scale, offset, shift, activation, stretches, y)
+    _mix_stretches(x, resp, outer, centre, scale, offset, bend, shift, activation, stretches, y)
 
 
 # ---------------------------------------------------------------------------------------------------------- gradient
@@ -676,14 +693,15 @@ def mix(
 
 @_serial
 def _sums_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any,
-    activation: int, of_scale: Any, of_z: Any, plain: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any,
+    activation: int, of_scale: Any, of_z: Any, of_bend: Any, plain: Any,
 ) -> None:  # fmt: skip
-    """Σ h_k (x - centre_k), Σ h_k and Σ g over a stretch, with h_k = g · w_k · act'(x̂_k)."""
+    """Σ h_k v, Σ h_k, with a bend Σ h_k v², and Σ g over a stretch, with v = x - centre_k and h_k = g · w_k · act'(x̂_k)."""
     components, dim = factor.shape[1], x.dim
     tile, up = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
     w = np.zeros(4, scale.dtype)
     s, h = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
+    q = np.zeros((components if bend.size else 0, dim), scale.dtype)
     total = np.zeros(dim, scale.dtype)
     for base in range(start, stop, FLUSH):
         for i in range(base, min(base + FLUSH, stop), 4):
@@ -700,7 +718,17 @@ def _sums_stretch(
                 w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
                 if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
                     continue
-                if activation == NONE:
+                if bend.size:
+                    for p in range(count):
+                        for d in range(dim):
+                            v, through = tile[p, d] - centre[b, k, d], w[p] * up[p, d]
+                            if activation != NONE:
+                                z = v * (scale[b, k, d] + v * bend[b, k, d]) + offset[b, k, d]
+                                through *= _act_slope(z, activation)
+                            h[k, d] += through
+                            s[k, d] += through * v
+                            q[k, d] += through * v * v
+                elif activation == NONE:
                     for d in range(dim):
                         c = centre[b, k, d]
                         h0, h1, h2, h3 = w0 * up[0, d], w1 * up[1, d], w2 * up[2, d], w3 * up[3, d]
@@ -734,28 +762,31 @@ def _sums_stretch(
                 of_scale[k, d] += s[k, d]
                 of_z[k, d] += h[k, d]
                 s[k, d] = h[k, d] = 0
+                if bend.size:
+                    of_bend[k, d] += q[k, d]
+                    q[k, d] = 0
 
 
 @_parallel
 def _sums_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, activation: int, of_scale: Any, of_z: Any,
-    plain: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any, activation: int, of_scale: Any,
+    of_z: Any, of_bend: Any, plain: Any,
 ) -> None:  # fmt: skip
     batch, points, stretches = resp.shape[0], resp.shape[1], of_scale.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _sums_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, offset, activation,
-            of_scale[b, t], of_z[b, t], plain[b, t],
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, offset, bend,
+            activation, of_scale[b, t], of_z[b, t], of_bend[b, t], plain[b, t],
         )  # fmt: skip
 
 
 @_serial
 def _points_stretch(
-    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, means: Any,
-    slope: Any, intercept: Any, activation: int, grad: Any,
+    x: Any, g: Any, b: int, start: int, stop: int, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any,
+    means: Any, slope: Any, intercept: Any, activation: int, grad: Any,
 ) -> None:  # fmt: skip
-    """Σ_k w_k (g · act'(x̂_k) · scale_k + (x - μ_k) · slope_k + intercept_k)."""
+    """Σ_k w_k (g · act'(x̂_k) · (scale_k + 2 · v · bend_k) + (x - μ_k) · slope_k + intercept_k), with v = x - centre_k."""
     components, dim = factor.shape[1], x.dim
     tile, up, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
     w = np.zeros(4, scale.dtype)
@@ -768,6 +799,16 @@ def _points_stretch(
                 w[p] = resp[b, i + p, k] * factor[b, k] if p < count else 0
             w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
             if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
+                continue
+            if bend.size:
+                for p in range(count):
+                    for d in range(dim):
+                        v, a, e = tile[p, d] - centre[b, k, d], scale[b, k, d], bend[b, k, d]
+                        through = up[p, d] * (a + 2 * e * v)
+                        if activation != NONE:
+                            through *= _act_slope(v * (a + v * e) + offset[b, k, d], activation)
+                        line = (tile[p, d] - means[b, k, d]) * slope[b, k, d] + intercept[b, k, d]
+                        out[p, d] += w[p] * (through + line)
                 continue
             if activation == NONE:
                 for d in range(dim):
@@ -804,29 +845,30 @@ def _points_stretch(
 
 @_parallel
 def _points_stretches(
-    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, means: Any, slope: Any, intercept: Any,
-    activation: int, stretches: int, grad: Any,
+    x: Any, g: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any, means: Any, slope: Any,
+    intercept: Any, activation: int, stretches: int, grad: Any,
 ) -> None:  # fmt: skip
     batch, points = resp.shape[0], resp.shape[1]
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _points_stretch(
-            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, offset, means,
-            slope, intercept, activation, grad,
+            x, g, b, points * t // stretches, points * (t + 1) // stretches, resp, factor, centre, scale, offset, bend,
+            means, slope, intercept, activation, grad,
         )  # fmt: skip
 
 
 @_serial
 def _chain(
-    weights: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, within: Any, between: Any, eps: float,
-    in_statistics: bool, affine_inside: bool, of_batch: bool, of_scale: Any, of_z: Any, plain: Any, grad_means: Any,
-    grad_variances: Any, grad_gamma: Any, grad_beta: Any, grad_within: Any, grad_between: Any,
+    weights: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any, within: Any, between: Any,
+    deviation: Any, eps: float, in_statistics: bool, affine_inside: bool, of_batch: bool, of_scale: Any, of_z: Any,
+    of_bend: Any, plain: Any, grad_means: Any, grad_variances: Any, grad_gamma: Any, grad_beta: Any, grad_within: Any,
+    grad_between: Any, grad_deviation: Any,
 ) -> None:  # fmt: skip
-    """The gradients of μ, σ², γ, β, g and b from the sums: the derivative of ``_affine``. docs/mathematics.md derives it."""
+    """The gradients of μ, σ² and what is learned, from the sums: the derivative of ``_affine``, see docs/mathematics.md."""
     batch, components, dim = means.shape
     stretches = of_scale.shape[1]
     of_gamma, of_beta = np.zeros((components, dim)), np.zeros((components, dim))
-    of_within, of_between = np.zeros(dim), np.zeros(dim)
+    of_within, of_between, of_deviation = np.zeros(dim), np.zeros(dim), np.zeros(dim)
     for b in range(batch):
         for d in range(dim):
             root0 = 1 / math.sqrt(overall[2 * b + 1, d] + eps) if overall.size else 0.0
@@ -861,6 +903,16 @@ def _chain(
                 to_root0 += weight * ((1 - g) * scale_sum + place * away * z_sum)
                 to_mean0 -= weight * place * root0 * z_sum
                 of_beta[k, d] += z_sum if affine_inside else 0.0
+                if deviation.size:
+                    bend_sum = 0.0
+                    for t in range(stretches):
+                        bend_sum += of_bend[b, t, k, d]
+                    part, square = inner[b, k] * SQRT_HALF, root * root
+                    beyond = part * (square * bend_sum - z_sum)
+                    of_gamma[k, d] += deviation[0, d] * beyond
+                    of_deviation[d] += weight * beyond
+                    grad_means[b, k, d] -= 2 * weight * deviation[0, d] * part * square * scale_sum
+                    grad_variances[b, k, d] -= weight * deviation[0, d] * part * square * square * bend_sum
             if not in_statistics and not affine_inside:
                 for t in range(stretches):
                     of_beta[0, d] += plain[b, t, d]
@@ -876,6 +928,8 @@ def _chain(
             grad_within[0, d] = of_within[d]
         if grad_between.size:
             grad_between[0, d] = of_between[d]
+        if grad_deviation.size:
+            grad_deviation[0, d] = of_deviation[d]
 
 
 @_serial
@@ -891,8 +945,9 @@ def _add_rows(rows: Any, out: Any) -> None:
 @_serial
 def gradient_lines(
     threads: int, x: Any, g: Any, resp: Any, weights: Any, outer: Any, inner: Any, means: Any, variances: Any, overall: Any,
-    gamma: Any, beta: Any, within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int,
-    of_batch: bool, lines: Any, grad_gamma: Any, grad_beta: Any, grad_within: Any, grad_between: Any,
+    gamma: Any, beta: Any, within: Any, between: Any, deviation: Any, eps: float, in_statistics: bool, affine_inside: bool,
+    activation: int, of_batch: bool, lines: Any, grad_gamma: Any, grad_beta: Any, grad_within: Any, grad_between: Any,
+    grad_deviation: Any,
 ) -> None:  # fmt: skip
     """The first half of the gradient of ``mix``: of what is learned, and lines (B, 2·K, D), what flows through μ and σ².
 
@@ -901,16 +956,18 @@ def gradient_lines(
     """
     batch, components, dim = means.shape
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    centre, scale, offset, _ = _affine(
-        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    centre, scale, offset, bend, _ = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, deviation, eps, in_statistics, affine_inside
     )
     of_scale, of_z = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
+    of_bend = np.zeros((batch, stretches, components if deviation.size else 0, dim))
     plain = np.zeros((batch, stretches, dim))
-    _sums_stretches(x, g, resp, outer, centre, scale, offset, activation, of_scale, of_z, plain)
+    _sums_stretches(x, g, resp, outer, centre, scale, offset, bend, activation, of_scale, of_z, of_bend, plain)
     grad_means, grad_variances = np.empty((batch, components, dim)), np.empty((batch, components, dim))
     _chain(
-        weights, inner, means, variances, overall, gamma, within, between, eps, in_statistics, affine_inside, of_batch,
-        of_scale, of_z, plain, grad_means, grad_variances, grad_gamma, grad_beta, grad_within, grad_between,
+        weights, inner, means, variances, overall, gamma, within, between, deviation, eps, in_statistics, affine_inside,
+        of_batch, of_scale, of_z, of_bend, plain, grad_means, grad_variances, grad_gamma, grad_beta, grad_within,
+        grad_between, grad_deviation,
     )  # fmt: skip
     for b in range(batch):
         for k in range(components):
@@ -925,12 +982,12 @@ def gradient_lines(
 @_serial
 def gradient_points(
     threads: int, x: Any, g: Any, resp: Any, outer: Any, inner: Any, means: Any, variances: Any, overall: Any, gamma: Any,
-    beta: Any, within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int, lines: Any,
-    grad: Any,
+    beta: Any, within: Any, between: Any, deviation: Any, eps: float, in_statistics: bool, affine_inside: bool,
+    activation: int, lines: Any, grad: Any,
 ) -> None:  # fmt: skip
     """The second half: the gradient of x, from the lines."""
-    centre, scale, offset, _ = _affine(
-        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    centre, scale, offset, bend, _ = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, deviation, eps, in_statistics, affine_inside
     )
     # Not from the centre, from which β sets μ apart: a narrow component's slope is so large that the difference is lost.
     slope, intercept = np.zeros_like(scale), np.zeros_like(scale)
@@ -939,7 +996,7 @@ def gradient_points(
             for d in range(means.shape[2]):
                 intercept[b, k, d], slope[b, k, d] = lines[b, k, d], lines[b, means.shape[1] + k, d]
     stretches = _stretches(threads, resp.shape[0], resp.shape[1])
-    _points_stretches(x, g, resp, outer, centre, scale, offset, means, slope, intercept, activation, stretches, grad)
+    _points_stretches(x, g, resp, outer, centre, scale, offset, bend, means, slope, intercept, activation, stretches, grad)
 
 
 # --------------------------------------------------------------------------------------------------------- inference
@@ -1047,7 +1104,7 @@ def posteriors(
 @_serial
 def _evaluate_stretch(
     x: Any, b: int, start: int, stop: int, group: int, slots: Any, farthest: float, log_norm: Any, means: Any,
-    scale: Any, factor: Any, centre: Any, slope: Any, offset: Any, shift: Any, activation: int, y: Any,
+    scale: Any, factor: Any, centre: Any, slope: Any, offset: Any, bend: Any, shift: Any, activation: int, y: Any,
 ) -> None:  # fmt: skip
     dim = x.dim
     tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
@@ -1070,7 +1127,7 @@ def _evaluate_stretch(
                 k = first + j
                 for p in range(4):
                     w[p] = resp[p, j] * factor[b, k] * trust[p] if p < count else 0
-                _add_component(tile, count, w, b, k, centre, slope, offset, activation, out)
+                _add_component(tile, count, w, b, k, centre, slope, offset, bend, activation, out)
         for p in range(count):
             scaling = 1 / total[p] if missing[p] > 0 else out.dtype.type(1)
             for d in range(dim):
@@ -1081,29 +1138,30 @@ def _evaluate_stretch(
 @_parallel
 def _evaluate_stretches(
     x: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, scale: Any, factor: Any,
-    centre: Any, slope: Any, offset: Any, shift: Any, activation: int, stretches: int, y: Any,
+    centre: Any, slope: Any, offset: Any, bend: Any, shift: Any, activation: int, stretches: int, y: Any,
 ) -> None:  # fmt: skip
     batch, points = x.batch, x.outer * x.inner
     for item in prange(batch * stretches):
         b, t = np.int64(item) // stretches, np.int64(item) % stretches
         _evaluate_stretch(
             x, b, points * t // stretches, points * (t + 1) // stretches, group, slots, farthest, log_norm, means,
-            scale, factor, centre, slope, offset, shift, activation, y,
+            scale, factor, centre, slope, offset, bend, shift, activation, y,
         )  # fmt: skip
 
 
 @_serial
 def evaluate(
     threads: int, x: Any, log_weights: Any, outer: Any, inner: Any, slots: Any, means: Any, variances: Any, overall: Any,
-    gamma: Any, beta: Any, within: Any, between: Any, eps: float, in_statistics: bool, affine_inside: bool, activation: int,
-    floor: float, group: int, farthest: float, y: Any,
+    gamma: Any, beta: Any, within: Any, between: Any, deviation: Any, eps: float, in_statistics: bool, affine_inside: bool,
+    activation: int, floor: float, group: int, farthest: float, y: Any,
 ) -> None:  # fmt: skip
     """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · outer_k · act(x̂_k) with γ and β, for T·K components."""
     scale, log_norm = _densities(log_weights, variances, floor)
-    centre, slope, offset, shift = _affine(
-        inner, means, variances, overall, gamma, beta, within, between, eps, in_statistics, affine_inside
+    centre, slope, offset, bend, shift = _affine(
+        inner, means, variances, overall, gamma, beta, within, between, deviation, eps, in_statistics, affine_inside
     )
     stretches = _stretches(threads, x.batch, x.outer * x.inner)
     _evaluate_stretches(
-        x, group, slots, farthest, log_norm, means, scale, outer, centre, slope, offset, shift, activation, stretches, y
-    )
+        x, group, slots, farthest, log_norm, means, scale, outer, centre, slope, offset, bend, shift, activation, stretches,
+        y,
+    )  # fmt: skip

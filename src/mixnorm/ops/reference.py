@@ -56,6 +56,7 @@ class Parameters(NamedTuple):
     bias: Tensor | None = None  # β
     within: Tensor | None = None  # g, how far a component has its own scale; None is 1
     between: Tensor | None = None  # b, how much of its own place it keeps; None is 0
+    deviation: Tensor | None = None  # d, the weight of the Fisher vector's deviation part; None is 0
 
 
 class Form(NamedTuple):
@@ -164,17 +165,18 @@ def mix_components(
 ) -> Tensor:
     """Σ_k mixing_k · act(x̂_k) with γ and β where ``form`` puts them; ``mixing`` is (..., m, K), ``scale`` a_k (..., K).
 
-    x̂_k = (x - μ_k) · ((1 - g)/√(σ² + ε) + g·a_k/√(σ²_k + ε)) + b·(μ_k - μ)/√(σ² + ε), with μ and σ² ``overall``.
-    In the paper's form, where g = 1 and b = 0, a_k = 1/√λ_k is a factor of the whole term.
+    x̂_k = (x - μ_k) · ((1 - g)/√(σ² + ε) + g·a_k/√(σ²_k + ε)) + b·(μ_k - μ)/√(σ² + ε)
+          + d·a_k·((x - μ_k)²/(σ²_k + ε) - 1)/√2, with μ and σ² ``overall``.
+    In the paper's form, where g = 1 and b = d = 0, a_k = 1/√λ_k is a factor of the whole term.
     """
-    weight, bias, within, between = parameters
+    weight, bias, within, between, deviation = parameters
     gamma: Tensor | float = 1.0 if weight is None else weight
     beta: Tensor | float = 0.0 if bias is None else bias
     act = ACTIVATIONS[form.activation] if form.activation else None
     affine_inside = act is not None or form.component_affine
     scale_inside = form.is_scale_inside(_looks_around(parameters))
     if overall is not None:
-        mean_of_all, deviation = overall[0].unsqueeze(-2), (overall[1] + form.eps).sqrt().unsqueeze(-2)
+        mean_of_all, spread_of_all = overall[0].unsqueeze(-2), (overall[1] + form.eps).sqrt().unsqueeze(-2)
     y = torch.zeros_like(x)
     for k in range(mixing.shape[-1]):
         mean, variance = means[..., k, None, :], variances[..., k, None, :]
@@ -186,13 +188,15 @@ def mix_components(
             spread = weight.clamp_min(0) * variance if weight is not None else variance
             normalized = (x - mean - beta) / (spread + form.eps).sqrt()
         else:
-            normalized = (x - mean) / (variance + form.eps).sqrt()
-            if scale_inside:
-                normalized = scale[..., k, None, None] * normalized
+            own_scale = scale[..., k, None, None] if scale_inside else 1.0
+            standardized = (x - mean) / (variance + form.eps).sqrt()
+            normalized = own_scale * standardized
             if within is not None:
-                normalized = within * normalized + (1 - within) * (x - mean) / deviation
+                normalized = within * normalized + (1 - within) * (x - mean) / spread_of_all
             if between is not None:
-                normalized = normalized + between * (mean - mean_of_all) / deviation
+                normalized = normalized + between * (mean - mean_of_all) / spread_of_all
+            if deviation is not None:
+                normalized = normalized + deviation * own_scale * (standardized.square() - 1) / math.sqrt(2)
             if affine_inside:
                 normalized = gamma * normalized + beta
         if act:

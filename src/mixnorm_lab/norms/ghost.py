@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from mixnorm_lab.internals import Form, Mixture, Parameters, kernels_for, no_autocast
 from mixnorm_lab.norms.any_batch_norm import AnyBatchNorm
 
 
@@ -58,55 +56,18 @@ class GhostBatchNorm(AnyBatchNorm):
 
 
 def _normalize(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Groups (G, n, C, ...) normalized, and their means and variances, (G, C)."""
-    count = x.numel() // (x.shape[0] * x.shape[2])
+    """Groups (G, n, C, ...) normalized, and their means and variances, (G, C): a mixture norm of one component each."""
+    groups, images, channels = x.shape[:3]
+    points = x.reshape(groups, images, channels, -1).transpose(2, 3)  # of the library's kernels
+    count = points.shape[1] * points.shape[2]
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel in a group when training, got groups {tuple(x.shape[1:])}")
-    y, mean, variance = _Normalize.apply(x, weight, bias, eps)
-    return y, mean, variance * (count / (count - 1))
-
-
-class _Normalize(torch.autograd.Function):
-    """The transform with its gradient, in few passes over the values, whatever their memory format is: autograd would keep
-    and write several tensors of the size of the input."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        dims, count, precise = _others(x), x.numel() // (x.shape[0] * x.shape[2]), _precise(x)
-        mean = x.sum(dims, keepdim=True, dtype=precise) / count
-        centered = x - mean
-        variance = torch.linalg.vector_norm(centered, 2, dims, keepdim=True).square_() / count
-        inverse = (variance + eps).rsqrt_()
-        y = torch.addcmul(_wide(bias, x), centered, inverse * _wide(weight, x)).to(x.dtype)
-        # In the precision of the input, which keeps no more memory than batch norm does.
-        ctx.save_for_backward(centered.to(x.dtype), inverse, weight)
-        mean, variance = mean.flatten(1), variance.flatten(1)
-        ctx.mark_non_differentiable(mean, variance)
-        return y, mean, variance
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        centered, inverse, weight = ctx.saved_tensors
-        dims, count, precise = _others(grad), grad.numel() // (grad.shape[0] * grad.shape[2]), _precise(grad)
-        total = grad.sum(dims, keepdim=True, dtype=precise)
-        along = (grad.to(precise) * centered).sum(dims, keepdim=True) * inverse  # Σ dy·x̂
-        grad_weight, grad_bias = (value.sum(0).flatten().to(weight.dtype) for value in (along, total))
-        # dx = scale·(dy − mean(dy) − x̂·mean(dy·x̂)), in two passes.
-        scale = inverse * _wide(weight, grad)
-        grad_x = torch.addcmul(scale * total / -count, centered, scale * inverse * along / -count).addcmul_(grad, scale)
-        return grad_x.to(grad.dtype), grad_weight, grad_bias, None
-
-
-def _others(x: Tensor) -> tuple[int, ...]:
-    """All dimensions of (G, n, C, ...) but those of groups and channels."""
-    return 1, *range(3, x.dim())
-
-
-def _precise(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-
-
-def _wide(values: Tensor, x: Tensor) -> Tensor:
-    """(C,) beside (G, n, C, ...)."""
-    return values.view(-1, *[1] * (x.dim() - 3))
+    precise = torch.promote_types(x.dtype, torch.float32)
+    with no_autocast(x):
+        # Every point belongs to the only component, wherever that is; sums are taken about its mean.
+        near = points.detach()[:, :1].to(precise).mean((1, 2)).unsqueeze(1)
+        only = Mixture(near.new_ones(groups, 1), near, torch.ones_like(near))
+        parameters = Parameters(weight.to(precise), bias.to(precise))
+        y, found = kernels_for(points, 1, "auto").transform(points, only, parameters, Form(eps))
+    mean, variance = found.means.squeeze(1), found.variances.squeeze(1)
+    return y.transpose(2, 3).reshape(x.shape), mean, variance * (count / (count - 1))

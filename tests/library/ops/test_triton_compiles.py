@@ -43,6 +43,7 @@ for options in [
     {"affine_mode": "statistics", "activation": "gelu"},
     {"within": "learned", "between": "learned"},
     {"scale": "unit", "within": 0.5, "activation": "relu"},
+    {"deviation": "learned", "activation": "relu"},
     {"component_affine": True, "seeding": "warm", "between": 1.0, "scale": "unit"},
 ]:
     layer = MixtureNorm2d(6, backend="triton", **options)

@@ -68,12 +68,14 @@ def run(backend, kind=MixtureNorm2d, dtype=FP32, exact=False, shape=SHAPE, memor
         torch.manual_seed(step)
         y = layer.train(step < STEPS)(x)
         assert y.is_contiguous(memory_format=memory_format)
-        names = [f"{name} {step}" for name in ("y", "x", "weight", "bias", "within", "between")]
+        names = [f"{name} {step}" for name in ("y", "x", "weight", "bias", "within", "between", "deviation")]
         found = (y, *torch.autograd.grad(y, [x, *layer.parameters()], upstream))
         results |= {name: value.detach() for name, value in zip(names, found, strict=False)}
         if exact:
             slope, size, root = steepest(layer), x.abs().max().item(), (x.numel() / shape[1]) ** 0.5
-            sizes = [size * slope, 4 * slope, root * size * slope, root * max(slope, 1), *[root * size * slope] * 2]
+            sizes = [size * slope, 4 * slope, root * size * slope, root * max(slope, 1), *[root * size * slope] * 3]
+            if layer.deviation != 0:  # a parabola
+                sizes = [number * size * slope for number in sizes]
             scale |= dict(zip(names, sizes, strict=True)) | {"history_means": size, "history_vars": size**2}
     if layer.keeps_history:
         assert layer.num_batches_tracked == (0 if layer.momentum == 0 else STEPS)
@@ -138,7 +140,12 @@ def test_inference(options, inference):
         {"within": "learned", "between": "learned", "scale": "unit", "activation": "silu"},
         {"within": 0.5, "between": 0.7, "num_components": 5, "memory_format": torch.channels_last},
         {"between": "learned", "scale": "unit", "affine": False},
+        {"deviation": "learned"},
+        {"deviation": "learned", "activation": "relu", "memory_format": torch.channels_last},
+        {"deviation": 0.5, "within": 0.5, "between": 0.7, "num_components": 5},
+        {"deviation": "learned", "scale": "unit", "activation": "silu", "between": "learned"},
         {"component_affine": True, "seeding": "warm", "scale": "unit"},
+        {"component_affine": True, "seeding": "warm", "scale": "unit", "deviation": 0.5},
         {"component_affine": True, "seeding": "warm", "activation": "relu", "memory_format": torch.channels_last},
     ],
     ids=str,

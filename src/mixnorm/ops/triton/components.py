@@ -1,4 +1,4 @@
-"""A component of the transform as a line, a·(x - c) + b, with γ and β folded in; and the activations.
+"""A component of the transform as a line, a·(x - c) + b, with γ and β folded in, or a parabola; and the activations.
 
 =============  ==========================================  ========  ==================================================
 affine_mode    a                                           c         b
@@ -9,6 +9,8 @@ affine_mode    a                                           c         b
 
 β is inside where there is an activation, or one β for each component; otherwise it is added once. a_k = 1/√λ_k or 1 is
 inside where g or b is not the paper's, and is a factor of the whole component in the paper's form, where g = 1 and b = 0.
+The Fisher vector's deviation part, d·((x - μ_k)²/(σ²_k + ε) - 1)/√2, bends the line: γ·d/√2/(σ²_k + ε)·(x - c)² is added to
+it, and b is less by γ·d/√2.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
 
 @functools.cache
 def _options(form: Form, *given: bool) -> tuple[tuple[str, Any], ...]:
-    names = ("HAS_WEIGHT", "HAS_BIAS", "HAS_WITHIN", "HAS_BETWEEN")
+    names = ("HAS_WEIGHT", "HAS_BIAS", "HAS_WITHIN", "HAS_BETWEEN", "HAS_DEVIATION")
     return (
         *zip(names, given, strict=True),
         ("ACTIVATION", ACTIVATIONS[form.activation]),
@@ -43,8 +45,7 @@ def _options(form: Form, *given: bool) -> tuple[tuple[str, Any], ...]:
 
 def transform_options(parameters: Parameters, form: Form) -> tuple[tuple[str, Any], ...]:
     """What the kernels of the transform and of its gradient are compiled for."""
-    weight, bias, within, between = parameters
-    return _options(form, weight is not None, bias is not None, within is not None, between is not None)
+    return _options(form, *(parameter is not None for parameter in parameters))
 
 
 @triton.jit
@@ -65,27 +66,32 @@ def line(
     beta,
     within,
     between,
+    deviation,
     overall_mean,
     overall_root,  # 1/√(σ² + ε)
     eps,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
 ):
-    """Slope a, centre c and offset b of a component, without a β that is inside: (D,) each."""
-    offset = tl.zeros_like(mean)
+    """Slope a, centre c, offset b and bend of a component, without a β that is inside: (D,) each."""
+    offset, bend = tl.zeros_like(mean), tl.zeros_like(mean)
     if IN_STATISTICS:
         slope = 1.0 / tl.sqrt(tl.maximum(gamma, 0.0) * variance + eps)
         centre = mean + beta
     else:
         slope = scale / tl.sqrt(variance + eps)
+        if HAS_DEVIATION:
+            bend = gamma * deviation * scale * _SQRT_HALF / (variance + eps)
+            offset -= gamma * deviation * scale * _SQRT_HALF
         if HAS_WITHIN:
             slope = within * slope + (1.0 - within) * overall_root
         if HAS_BETWEEN:
-            offset = gamma * between * (mean - overall_mean) * overall_root
+            offset += gamma * between * (mean - overall_mean) * overall_root
         slope = gamma * slope
         centre = mean
-    return slope, centre, offset
+    return slope, centre, offset, bend
 
 
 @triton.jit
@@ -159,6 +165,7 @@ def load_lines(
     beta_ptr,
     within_ptr,
     between_ptr,
+    deviation_ptr,
     d,
     dim,
     eps,
@@ -167,17 +174,19 @@ def load_lines(
     HAS_BIAS: tl.constexpr,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
     INSIDE: tl.constexpr,
 ):
-    """What each component is multiplied by, its slope, centre and offset (S, V), and the β that is added once."""
+    """What each component is multiplied by, its slope, centre, offset and bend (S, V), and the β that is added once."""
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
     within = load_parameter(within_ptr, d, dim, 1.0, HAS_WITHIN)
     between = load_parameter(between_ptr, d, dim, 0.0, HAS_BETWEEN)
+    deviation = load_parameter(deviation_ptr, d, dim, 0.0, HAS_DEVIATION)
     weights, means, variances = (), (), ()
     for k in tl.static_range(K):
         weights = weights + (tl.load(weights_ptr + k),)
@@ -187,15 +196,15 @@ def load_lines(
     if HAS_WITHIN or HAS_BETWEEN:
         overall_mean, overall_variance = taken_together(weights, means, variances, K)
         overall_root = 1.0 / tl.sqrt(overall_variance + eps)
-    factor, slope, centre, offset = (), (), (), ()
+    factor, slope, centre, offset, bend = (), (), (), (), ()
     for k in tl.static_range(K):
         scale = component_scale(weights[k], UNIT)
         if PER_COMPONENT:
             gamma = load_parameter(gamma_ptr + k * dim, d, dim, 1.0, HAS_WEIGHT)
             beta = load_parameter(beta_ptr + k * dim, d, dim, 0.0, HAS_BIAS)
-        a, c, o = line(
-            means[k], variances[k], scale if INSIDE else 1.0, gamma, beta, within, between, overall_mean, overall_root, eps,
-            HAS_WITHIN, HAS_BETWEEN, IN_STATISTICS,
+        a, c, o, e = line(
+            means[k], variances[k], scale if INSIDE else 1.0, gamma, beta, within, between, deviation, overall_mean,
+            overall_root, eps, HAS_WITHIN, HAS_BETWEEN, HAS_DEVIATION, IN_STATISTICS,
         )  # fmt: skip
         if not IN_STATISTICS and (PER_COMPONENT or ACTIVATION != 0):
             o += beta
@@ -203,4 +212,5 @@ def load_lines(
         slope = slope + (a,)
         centre = centre + (c,)
         offset = offset + (o,)
-    return factor, slope, centre, offset, beta
+        bend = bend + (e,)
+    return factor, slope, centre, offset, bend, beta

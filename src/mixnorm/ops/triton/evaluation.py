@@ -56,16 +56,16 @@ def _plans(
     batch, outer, inner, dim = points.shape
     slots, components = history
     floor, constants = max(eps, reference.MIN_VARIANCE), dict(options)
-    offset = constants["HAS_BETWEEN"] or constants["PER_COMPONENT"]
+    offset = constants["HAS_BETWEEN"] or constants["HAS_DEVIATION"] or constants["PER_COMPONENT"]
     tables_plan = Plan(
         _tables, (slots * components, batch), (slots, dim, eps, floor),
         {**constants, "K": components, "OFFSET": offset, "COLUMNS": TABLE_COLUMNS},
-        rows=(3 if offset else 2, batch, slots, components, dim),
+        rows=(2 + offset + constants["HAS_DEVIATION"], batch, slots, components, dim),
     )  # fmt: skip
     # One component at a time is in the registers, however many there are.
     shape = tiles.tile(points, 1, "evaluation")
     x, y = tiles.walk(points, shape), tiles.walk(points._replace(strides=y_strides), shape)
-    used = {name: constants[name] for name in ("HAS_BIAS", "ACTIVATION", "IN_STATISTICS", "PER_COMPONENT")}
+    used = {name: constants[name] for name in ("HAS_BIAS", "HAS_DEVIATION", "ACTIVATION", "IN_STATISTICS", "PER_COMPONENT")}
     constants = {
         **used, **shape._asdict(), "K": components, "OFFSET": offset, "BOUNDED": bounded,
         "PATH": x.path, "ALIGN": x.align, "Y_PATH": y.path, "Y_ALIGN": y.align,
@@ -104,7 +104,8 @@ def _tables(
     beta_ptr,  # as γ
     within_ptr,  # g (D,)
     between_ptr,  # b (D,)
-    rows_ptr,  # (2 or 3, B, T, K, D), written: 1/σ of the density, the slope of the transform and, if OFFSET, its offset
+    deviation_ptr,  # d (D,)
+    rows_ptr,  # (2 to 4, B, T, K, D), written: 1/σ of the density; slope, offset and bend of the transform
     numbers_ptr,  # (2, B, T, K), written: log λ - ½ Σ log σ², and τ, with a_k if that is not in the slope
     slots,
     dim,
@@ -114,6 +115,7 @@ def _tables(
     HAS_BIAS: tl.constexpr,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -145,6 +147,7 @@ def _tables(
         beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
         within = load_parameter(within_ptr, d, dim, 1.0, HAS_WITHIN)
         between = load_parameter(between_ptr, d, dim, 0.0, HAS_BETWEEN)
+        deviation = load_parameter(deviation_ptr, d, dim, 0.0, HAS_DEVIATION)
         overall_mean, overall_root = beta, beta  # nobody looks at them
         if HAS_WITHIN or HAS_BETWEEN:
             first = b * slots * K
@@ -153,9 +156,9 @@ def _tables(
                 slots, d, dim, K,
             )  # fmt: skip
             overall_root = 1.0 / tl.sqrt(overall_variance + eps)
-        slope, _, offset = line(
-            mean, variance, scale if INSIDE else 1.0, gamma, beta, within, between, overall_mean, overall_root, eps,
-            HAS_WITHIN, HAS_BETWEEN, IN_STATISTICS,
+        slope, _, offset, bend = line(
+            mean, variance, scale if INSIDE else 1.0, gamma, beta, within, between, deviation, overall_mean, overall_root,
+            eps, HAS_WITHIN, HAS_BETWEEN, HAS_DEVIATION, IN_STATISTICS,
         )  # fmt: skip
         tl.store(rows_ptr + place * dim + d, 1.0 / tl.sqrt(positive), mask=d < dim)
         tl.store(rows_ptr + (all_places + place) * dim + d, slope, mask=d < dim)
@@ -163,6 +166,8 @@ def _tables(
             if PER_COMPONENT or ACTIVATION != 0:
                 offset += beta
             tl.store(rows_ptr + (2 * all_places + place) * dim + d, offset, mask=d < dim)
+        if HAS_DEVIATION:
+            tl.store(rows_ptr + (3 * all_places + place) * dim + d, bend, mask=d < dim)
     # As reference.inference_factors: an empty slot has no posterior; a uniform one, times τ = 0, keeps it out without a NaN.
     constant = tl.log(tl.where(filled > 0, weight, 1.0)) - 0.5 * tl.sum(log_volume, axis=0)
     tau = tl.load(slot_weights_ptr + slot)
@@ -176,7 +181,7 @@ def _inference(
     means_ptr,  # (B, T, K, D)
     slot_weights_ptr,  # τ (B, T)
     beta_ptr,  # (D,)
-    rows_ptr,  # (2 or 3, B, T, K, D)
+    rows_ptr,  # (2 to 4, B, T, K, D)
     numbers_ptr,  # (2, B, T, K)
     y_ptr,  # (B, outer, inner, D), written
     m,
@@ -194,6 +199,7 @@ def _inference(
     y_i,
     y_d,
     HAS_BIAS: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     PER_COMPONENT: tl.constexpr,
@@ -217,6 +223,7 @@ def _inference(
     components = slots * K
     slopes_ptr = rows_ptr + (batch + b) * components * dim
     offsets_ptr = rows_ptr + (2 * batch + b) * components * dim
+    bends_ptr = rows_ptr + (3 * batch + b) * components * dim
     factors_ptr = numbers_ptr + (batch + b) * components
     means_ptr += b * components * dim
     rows_ptr += b * components * dim
@@ -258,7 +265,12 @@ def _inference(
                 z = x - wide(centre)
                 if OFFSET:
                     offset = tl.load(offsets_ptr + row, mask=d < dim, other=0.0)
-                    y += tall(mixing) * activate(wide(slope) * z + wide(offset), ACTIVATION)
+                    if HAS_DEVIATION:
+                        bend = tl.load(bends_ptr + row, mask=d < dim, other=0.0)
+                        z *= wide(slope) + wide(bend) * z
+                    else:
+                        z *= wide(slope)
+                    y += tall(mixing) * activate(z + wide(offset), ACTIVATION)
                 elif ACTIVATION == 0:
                     y += tall(mixing) * wide(slope) * z
                 else:

@@ -36,6 +36,7 @@ from mixnorm.ops.triton.tiles import (
 )
 
 LINES_COLUMNS = 4
+_SQRT_HALF = tl.constexpr(0.7071067811865476)
 LINES_ELEMENTS = 96 * 128  # that a program holds at once
 
 
@@ -50,7 +51,7 @@ def mix_backward(
 ) -> tuple[Tensor, ...]:
     """The gradients of the points and the parameters, where μ and σ² are the statistics of the points.
 
-    Those of γ and β are (B, rows, D), of one row or one for each component, those of g and b (B, D).
+    Those of γ and β are (B, rows, D), of one row or one for each component, those of g, b and d (B, D).
     ``over_ranks`` changes ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k (B, 2, K, D) in place, where those are of more points yet.
     """
     components = resp.shape[2]
@@ -63,7 +64,7 @@ def mix_backward(
     batch, dim = points.shape[0], points.shape[3]
     sums, lines = torch.empty(sums_plan.info["sums"], **new), torch.empty(batch, 2, components, dim, **new)
     rows = components if form.component_affine else 1
-    of_affine, of_gates = torch.empty(2, batch, rows, dim, **new), torch.empty(2, batch, dim, **new)
+    of_affine, of_gates = torch.empty(2, batch, rows, dim, **new), torch.empty(3, batch, dim, **new)
     given = (*statistics, *parameters)
     launch(sums_plan, (points, grad, resp, *given), (sums,))
     launch(lines_plan, given, (sums, lines, of_affine, of_gates))
@@ -81,6 +82,7 @@ def _gradient_plans(
     batch, outer, inner, dim = points.shape
     m = outer * inner
     common = {**dict(options), "K": components}
+    moments = 3 if common["HAS_DEVIATION"] else 2
     grad, out = points._replace(strides=grad_strides), points._replace(strides=out_strides)
 
     shape = tiles.tile(points, components, "gradient_sums")
@@ -89,10 +91,10 @@ def _gradient_plans(
     constants = {**common, **shape._asdict(), "PATH": x.path, "ALIGN": x.align, "G_PATH": g.path, "G_ALIGN": g.align}
     sums_plan = Plan(
         _gradient_sums, (count, batch), (m, inner, dim // x.align, *x[:4], *g[:4], eps), constants,
-        sums=(batch, count, 2, components, dim),
+        sums=(batch, count, moments, components, dim),
     )  # fmt: skip
 
-    most = tiles.power_of_two_below(LINES_ELEMENTS // (2 * components * LINES_COLUMNS))
+    most = tiles.power_of_two_below(LINES_ELEMENTS // (moments * components * LINES_COLUMNS))
     constants = {**common, "COLUMNS": LINES_COLUMNS, "PROGRAMS": min(most, power_of_two(count))}
     lines_plan = Plan(_gradient_lines, (cdiv(dim, LINES_COLUMNS), batch), (m, dim, count, eps), constants)
 
@@ -118,7 +120,8 @@ def _gradient_sums(
     beta_ptr,  # as γ
     within_ptr,  # g (D,)
     between_ptr,  # b (D,)
-    sums_ptr,  # (B, G, 2, K, D), written: P_k = Σ ν_k·act'·g and Q_k = Σ ν_k·act'·g·(x - c_k)
+    deviation_ptr,  # d (D,)
+    sums_ptr,  # (B, G, 2, K, D), written: P_k = Σ ν_k·act'·g, Q_k = Σ ν_k·act'·g·(x - c_k), and Σ ν_k·act'·g·(x - c_k)² if 3
     m,
     inner,
     dim_units,
@@ -135,6 +138,7 @@ def _gradient_sums(
     HAS_BIAS: tl.constexpr,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -155,38 +159,46 @@ def _gradient_sums(
     program, programs, b = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    _, slope, centre, offset, _ = load_lines(
+    _, slope, centre, offset, bend, _ = load_lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
-        between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
-        PER_COMPONENT, INSIDE,
+        between_ptr, deviation_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, HAS_DEVIATION,
+        ACTIVATION, IN_STATISTICS, UNIT, PER_COMPONENT, INSIDE,
     )  # fmt: skip
-    first, second = (), ()
+    first, second, third = (), (), ()
     for _ in tl.static_range(K):
         first = first + (no_sums(W, S, V, BY_ROWS),)
         second = second + (no_sums(W, S, V, BY_ROWS),)
+        if HAS_DEVIATION:
+            third = third + (no_sums(W, S, V, BY_ROWS),)
     for tile in tl.range(program, tl.cdiv(m, W * R), programs, num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
         x_rows = row_offsets(tile, points, inner, x_o, x_i, PATH, ALIGN, W, R)
         g_rows = row_offsets(tile, points, inner, g_o, g_i, G_PATH, G_ALIGN, W, R)
         x = load_tile(x_ptr + b * x_b, x_rows, exists, d, dim, x_d)
         grad = load_tile(grad_ptr + b * g_b, g_rows, exists, d, dim, g_d)
-        new_first, new_second = (), ()
+        new_first, new_second, new_third = (), (), ()
         for k in tl.static_range(K):
             resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
             centred = x - wide(centre[k])
             weighted = tall(resp) * grad
             if ACTIVATION != 0:
-                z = wide(slope[k]) * centred
+                z = centred * (wide(slope[k]) + wide(bend[k]) * centred if HAS_DEVIATION else wide(slope[k]))
                 if not IN_STATISTICS:
                     z += wide(offset[k])
                 weighted *= activation_slope(z, ACTIVATION)
             new_first = new_first + (first[k] + over_rows(weighted, BY_ROWS),)
-            new_second = new_second + (second[k] + over_rows(weighted * centred, BY_ROWS),)
-        first, second = new_first, new_second
-    sums_ptr += (b * programs + program) * 2 * K * dim
+            weighted *= centred
+            new_second = new_second + (second[k] + over_rows(weighted, BY_ROWS),)
+            if HAS_DEVIATION:
+                new_third = new_third + (third[k] + over_rows(weighted * centred, BY_ROWS),)
+        first, second, third = new_first, new_second, new_third
+    moments: tl.constexpr = 3 if HAS_DEVIATION else 2
+    sums_ptr += (b * programs + program) * moments * K * dim
     for k in tl.static_range(K):
         tl.store(sums_ptr + k * dim + d, over_width(first[k], BY_ROWS), mask=d < dim)
         tl.store(sums_ptr + (K + k) * dim + d, over_width(second[k], BY_ROWS), mask=d < dim)
+        if HAS_DEVIATION:
+            tl.store(sums_ptr + (2 * K + k) * dim + d, over_width(third[k], BY_ROWS), mask=d < dim)
 
 
 @triton.jit
@@ -198,10 +210,11 @@ def _gradient_lines(
     beta_ptr,  # as γ
     within_ptr,  # g (D,)
     between_ptr,  # b (D,)
-    sums_ptr,  # (B, G, 2, K, D)
+    deviation_ptr,  # d (D,)
+    sums_ptr,  # (B, G, 2 or 3, K, D)
     lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
     affine_ptr,  # (2, B, 1 or K, D), written: the gradients of γ and β
-    gates_ptr,  # (2, B, D), written: the gradients of g and b
+    gates_ptr,  # (3, B, D), written: the gradients of g, b and d
     m,
     dim,
     programs,
@@ -210,6 +223,7 @@ def _gradient_lines(
     HAS_BIAS: tl.constexpr,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -219,27 +233,33 @@ def _gradient_lines(
     COLUMNS: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """From P and Q to the gradients of μ, σ², γ, β, g and b; docs/mathematics.md derives them."""
+    """From these sums to the gradients of μ, σ², γ, β, g, b and d; docs/mathematics.md derives them."""
     b = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    sums_ptr += b * programs * 2 * K * dim
-    first, second = (), ()
+    moments: tl.constexpr = 3 if HAS_DEVIATION else 2
+    sums_ptr += b * programs * moments * K * dim
+    first, second, third = (), (), ()
     for _ in tl.static_range(K):
         first = first + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
         second = second + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
+        if HAS_DEVIATION:
+            third = third + (tl.zeros((PROGRAMS, COLUMNS), tl.float32),)
     for start in range(0, programs, PROGRAMS):
         g = start + tl.arange(0, PROGRAMS)
         mask = (g < programs)[:, None] & (d < dim)[None, :]
-        pointers = sums_ptr + g[:, None] * (2 * K) * dim + d[None, :]
-        new_first, new_second = (), ()
+        pointers = sums_ptr + g[:, None] * (moments * K) * dim + d[None, :]
+        new_first, new_second, new_third = (), (), ()
         for k in tl.static_range(K):
             new_first = new_first + (first[k] + tl.load(pointers + k * dim, mask=mask, other=0.0),)
             new_second = new_second + (second[k] + tl.load(pointers + (K + k) * dim, mask=mask, other=0.0),)
-        first, second = new_first, new_second
+            if HAS_DEVIATION:
+                new_third = new_third + (third[k] + tl.load(pointers + (2 * K + k) * dim, mask=mask, other=0.0),)
+        first, second, third = new_first, new_second, new_third
 
     gamma = load_parameter(gamma_ptr, d, dim, 1.0, HAS_WEIGHT)
     within = load_parameter(within_ptr, d, dim, 1.0, HAS_WITHIN)
     between = load_parameter(between_ptr, d, dim, 0.0, HAS_BETWEEN)
+    deviation = load_parameter(deviation_ptr, d, dim, 0.0, HAS_DEVIATION)
     weights, means, variances = (), (), ()
     for k in tl.static_range(K):
         row = (b * K + k) * dim + d
@@ -251,7 +271,7 @@ def _gradient_lines(
         mean0, variance0 = taken_together(weights, means, variances, K)
         root0 = 1.0 / tl.sqrt(variance0 + eps)
     nothing = tl.zeros((COLUMNS,), tl.float32)
-    grad_gamma, grad_beta, grad_within, grad_between = nothing, nothing, nothing, nothing
+    grad_gamma, grad_beta, grad_within, grad_between, grad_deviation = nothing, nothing, nothing, nothing, nothing
     grad_root0, grad_mean0 = nothing, nothing
     of_means, of_variances = (), ()
     batches = tl.num_programs(1).to(tl.int64)
@@ -291,6 +311,16 @@ def _gradient_lines(
                 grad_root0 += gamma * between * away * p
                 grad_mean += gamma * between * root0 * p
                 grad_mean0 -= gamma * between * root0 * p
+            if HAS_DEVIATION:
+                square = inverse * inverse
+                part = scale if INSIDE else 1.0
+                part *= _SQRT_HALF
+                r = tl.sum(third[k], axis=0) * factor
+                beyond = part * (square * r - p * factor)
+                of_gamma += deviation * beyond
+                grad_deviation += gamma * beyond
+                grad_mean -= 2.0 * gamma * deviation * part * square * q
+                grad_variance -= gamma * deviation * part * square * square * r
             if ACTIVATION == 0 and not PER_COMPONENT:
                 of_beta = p  # β is added once, and Σ_k ν_k = 1
         of_means = of_means + (grad_mean,)
@@ -305,6 +335,7 @@ def _gradient_lines(
         tl.store(affine_ptr + (batches + b) * dim + d, grad_beta, mask=d < dim)
     tl.store(gates_ptr + b * dim + d, grad_within, mask=d < dim)
     tl.store(gates_ptr + (batches + b) * dim + d, grad_between, mask=d < dim)
+    tl.store(gates_ptr + (2 * batches + b) * dim + d, grad_deviation, mask=d < dim)
     lines_ptr += b * 2 * K * dim
     grad_variance0 = -0.5 * root0 * root0 * root0 * grad_root0
     for k in tl.static_range(K):
@@ -329,6 +360,7 @@ def _gradient(
     beta_ptr,  # as γ
     within_ptr,  # g (D,)
     between_ptr,  # b (D,)
+    deviation_ptr,  # d (D,)
     lines_ptr,  # (B, 2, K, D)
     out_ptr,  # (B, outer, inner, D), written
     m,
@@ -351,6 +383,7 @@ def _gradient(
     HAS_BIAS: tl.constexpr,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -374,10 +407,10 @@ def _gradient(
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    factor, slope, centre, offset, _ = load_lines(
+    factor, slope, centre, offset, bend, _ = load_lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
-        between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
-        PER_COMPONENT, INSIDE,
+        between_ptr, deviation_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, HAS_DEVIATION,
+        ACTIVATION, IN_STATISTICS, UNIT, PER_COMPONENT, INSIDE,
     )  # fmt: skip
     mean, level, tilt = (), (), ()
     for k in tl.static_range(K):
@@ -394,8 +427,11 @@ def _gradient(
         for k in tl.static_range(K):
             resp = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0)
             direct = wide(factor[k] * slope[k]) * grad
+            if HAS_DEVIATION:
+                direct += wide(2.0 * factor[k] * bend[k]) * (x - wide(centre[k])) * grad
             if ACTIVATION != 0:
-                z = wide(slope[k]) * (x - wide(centre[k]))
+                z = x - wide(centre[k])
+                z *= wide(slope[k]) + wide(bend[k]) * z if HAS_DEVIATION else wide(slope[k])
                 if not IN_STATISTICS:
                     z += wide(offset[k])
                 direct *= activation_slope(z, ACTIVATION)

@@ -52,6 +52,7 @@ def _mix(
     beta_ptr,  # as γ
     within_ptr,  # g (D,)
     between_ptr,  # b (D,)
+    deviation_ptr,  # d (D,)
     y_ptr,  # (B, outer, inner, D), written
     m,
     inner,
@@ -69,6 +70,7 @@ def _mix(
     HAS_BIAS: tl.constexpr,
     HAS_WITHIN: tl.constexpr,
     HAS_BETWEEN: tl.constexpr,
+    HAS_DEVIATION: tl.constexpr,
     ACTIVATION: tl.constexpr,
     IN_STATISTICS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -89,10 +91,10 @@ def _mix(
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
     d = channels(S, V)
-    factor, slope, centre, offset, beta = load_lines(
+    factor, slope, centre, offset, bend, beta = load_lines(
         weights_ptr + b * K, means_ptr + b * K * dim, variances_ptr + b * K * dim, gamma_ptr, beta_ptr, within_ptr,
-        between_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, ACTIVATION, IN_STATISTICS, UNIT,
-        PER_COMPONENT, INSIDE,
+        between_ptr, deviation_ptr, d, dim, eps, K, HAS_WEIGHT, HAS_BIAS, HAS_WITHIN, HAS_BETWEEN, HAS_DEVIATION,
+        ACTIVATION, IN_STATISTICS, UNIT, PER_COMPONENT, INSIDE,
     )  # fmt: skip
     for tile in tl.range(tl.program_id(0), tl.cdiv(m, W * R), tl.num_programs(0), num_stages=STAGES):
         points, exists = rows_of_tile(tile, m, W, R)
@@ -102,10 +104,10 @@ def _mix(
         for k in tl.static_range(K):
             mixing = tl.load(resp_ptr + (b * K + k) * m + points, mask=exists, other=0.0) * factor[k]
             z = x - wide(centre[k])
-            if ACTIVATION == 0 and not HAS_BETWEEN and not PER_COMPONENT:
+            if ACTIVATION == 0 and not HAS_BETWEEN and not HAS_DEVIATION and not PER_COMPONENT:
                 y += tall(mixing) * wide(slope[k]) * z
             else:
-                z = wide(slope[k]) * z
+                z *= wide(slope[k]) + wide(bend[k]) * z if HAS_DEVIATION else wide(slope[k])
                 if not IN_STATISTICS:
                     z += wide(offset[k])
                 y += tall(mixing) * activate(z, ACTIVATION)
