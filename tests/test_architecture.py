@@ -59,7 +59,7 @@ ROOMS = {
     "models": "",
     "data": "",
     "config": "models data",
-    "norms": "config",
+    "norms": "internals config",
     "storage": "config",
     "inspect": "internals storage",
     "reports": "tables config storage inspect",
