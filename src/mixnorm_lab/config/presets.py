@@ -98,14 +98,14 @@ def of_norm(preset: RunConfig, norm: str, layers: Sequence[str] = ALL_LAYERS) ->
     Args:
         norm: "batch"; "mixture", with options that differ from the preset's behind it, such as
             "mixture:em_iters=0:inference=steady"; or a name of ``config.norm_names``. What ":layers=" says, with "+" between
-            several, goes before ``layers``.
+            several, goes before ``layers``; "deviation@relu=learned" is an option for the layers behind the @ alone.
     """
     name, *texts = (part.strip() for part in norm.split(":"))
     options = dict(assignment(text, f"the norm {norm!r}:") for text in texts)
     told = options.pop("layers", None)
     wanted = None if told is None else tuple(str(told).split("+"))
     called = ",".join([f"{name}-norm" if name in (BATCH, MIXTURE) else name, *texts])
-    called = re.sub(r"[^\w.,=+-]", "-", called)  # it is the name of a folder, too
+    called = re.sub(r"[^\w.,=+@-]", "-", called)  # it is the name of a folder, too
     if name == MIXTURE:
         assert preset.mixture is not None
         mixture = Mixture(wanted or preset.mixture.layers, preset.mixture.options | options)

@@ -189,7 +189,8 @@ class Mixture:
         layers: the paper's layer names ("conv3", "inc2/0") for the models of the paper, and names or globs of modules as
             :func:`mixnorm.convert` takes them ("conv3.norm", "features.*"). When the model is built, a name that
             ``models.last_norms`` knows for that model becomes module names; any other goes to ``convert`` as it is.
-        options: of :class:`mixnorm.MixtureNorm2d`: num_components, em_iters, activation, ...
+        options: of :class:`mixnorm.MixtureNorm2d`: num_components, em_iters, activation, ...; with "@" and layers behind its
+            name, with "+" between several, an option is for these alone.
     """
 
     layers: tuple[str, ...] = field(

@@ -22,6 +22,7 @@ __all__ = [
     "GhostBatchNorm",
     "ModeNorm",
     "ShuffledMixtureNorm",
+    "batch_norms",
     "group_norm",
     "make",
     "replace_norms",
@@ -55,15 +56,8 @@ def replace_norms(model: nn.Module, name: str, layers: Sequence[str] = ("*",)) -
     Args:
         layers: names or globs of modules, as :func:`mixnorm.convert` takes them.
     """
-    places = {place: norm for place, norm in model.named_modules() if type(norm) in _BATCH_NORMS}
-    chosen: dict[str, nn.Module] = {}
-    for pattern in layers:
-        found = [p for p in places if p == pattern or p.startswith(f"{pattern}.") or fnmatchcase(p, pattern)]
-        if not found:
-            raise ValueError(f"{pattern!r} matches no batch norm: the model has {', '.join(places) or 'none'}")
-        chosen |= {place: places[place] for place in found}
     wanted = parse(name)
-    for place, norm in chosen.items():
+    for place, norm in batch_norms(model, layers).items():
         if place == "":
             raise ValueError("the model is a batch norm itself, which has no place to put another norm: put it in a module")
         assert isinstance(norm, _BatchNorm)
@@ -74,6 +68,18 @@ def replace_norms(model: nn.Module, name: str, layers: Sequence[str] = ("*",)) -
         parent, _, last = place.rpartition(".")
         setattr(model.get_submodule(parent), last, new)
     return model
+
+
+def batch_norms(model: nn.Module, layers: Sequence[str] = ("*",)) -> dict[str, nn.Module]:
+    """The batch norms of a model at ``layers``, by their places; an error where a name or glob matches none."""
+    places = {place: norm for place, norm in model.named_modules() if type(norm) in _BATCH_NORMS}
+    chosen: dict[str, nn.Module] = {}
+    for pattern in layers:
+        found = [p for p in places if p == pattern or p.startswith(f"{pattern}.") or fnmatchcase(p, pattern)]
+        if not found:
+            raise ValueError(f"{pattern!r} matches no batch norm: the model has {', '.join(places) or 'none'}")
+        chosen |= {place: places[place] for place in found}
+    return chosen
 
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
-from mixnorm_lab.config.run_config import RunConfig, is_own
+from mixnorm_lab.config.run_config import Mixture, RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident
 from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.data.sources import Loaders, Source, told
@@ -110,7 +110,7 @@ def make_model(
             )
         model = models.build(config.model, num_classes)
     if config.mixture is not None:
-        model = convert(model, modules_of(config.model, config.mixture.layers), **config.mixture.options)
+        model = _converted(model, config.model, config.mixture)
         _activate_where_a_relu_follows(model, config.model)
     if config.norm is not None:
         norms.replace_norms(model, config.norm, modules_of(config.model, config.norm_layers))
@@ -118,6 +118,23 @@ def make_model(
         for norm in model.modules():
             if isinstance(norm, (_BatchNorm, MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)):
                 norm.momentum = config.norm_momentum
+    return model
+
+
+def _converted(model: nn.Module, name: str, mixture: Mixture) -> nn.Module:
+    """The model with mixture norms. An option that names layers, as "deviation@relu" does, is for these alone."""
+    everywhere = {option: value for option, value in mixture.options.items() if "@" not in option}
+    chosen = modules_of(name, mixture.layers)
+    if len(everywhere) == len(mixture.options):
+        return convert(model, chosen, **everywhere)
+    options = {place: dict(everywhere) for place in norms.batch_norms(model, chosen)}
+    for text, value in mixture.options.items():
+        option, _, layers = text.partition("@")
+        for place in norms.batch_norms(model, modules_of(name, layers.split("+"))) if layers else ():
+            if place in options:
+                options[place][option] = value
+    for place, own in options.items():
+        convert(model, place, **own)
     return model
 
 

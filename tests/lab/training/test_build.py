@@ -10,7 +10,7 @@ from torch import nn
 from mixnorm import MixtureNorm2d
 from mixnorm_lab import models
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.presets import DIGITS, OWN, defaults, with_norm
+from mixnorm_lab.config.presets import DIGITS, OWN, defaults, of_norm, with_norm
 from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.sources import Loaders
@@ -88,6 +88,22 @@ def test_every_experiment_converts_the_layers_that_it_names(name, monkeypatch):
         if isinstance(module, MixtureNorm2d):
             options = config.mixture.options
             assert (module.num_components, module.em_iters) == (options["num_components"], options["em_iters"])
+
+
+def test_an_option_may_be_for_some_layers_alone():
+    config = of_norm(
+        defaults("cifar10", "resnet-18"), "mixture:num_components=2:deviation@relu=learned:history@stage4.*+stem=4"
+    )
+    assert config.name == "mixture-norm,num_components=2,deviation@relu=learned,history@stage4.-+stem=4"
+    model = build.make_model(config, 10, (3, 32, 32))
+    norms = {name: norm for name, norm in model.named_modules() if isinstance(norm, MixtureNorm2d)}
+    assert len(norms) == 20
+    for name, norm in norms.items():
+        assert norm.num_components == 2
+        assert norm.deviation == (0.0 if "conv2" in name or "shortcut" in name else "learned")
+        assert norm.history == (4 if name.startswith(("stage4", "stem")) else 10)
+    with pytest.raises(ValueError, match="'stage9' matches no batch norm"):
+        build.make_model(of_norm(defaults("cifar10", "resnet-18"), "mixture:history@stage9=4"), 10, (3, 32, 32))
 
 
 def test_the_momentum_is_that_of_every_norm():
