@@ -1,4 +1,4 @@
-"""Norms on held-out images, side by side: a table from the records of `mixnorm compare --norms ... --validation --train-eval`.
+"""Norms on held-out images, side by side: a table from the records of `mixnorm compare --norms ... --train-eval`.
 
     python benchmarks/arms.py benchmarks/records/resnet-18/cifar100-held-out
 
