@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python3 benchmarks/tuning.py [--shapes 256x64x32x32 ...] [--components 3 8] [--out tuning.csv]
 
-Forward and backward of a layer in a CUDA graph, channels last, for each kernel of ``tiles.TUNING`` and each variant of what its
-threads hold. The kernels are compiled first, in all processes at once; then one process measures. A row says the time, and what
-share that is of the present tuning's, measured in turns with it.
+Forward and backward of a layer in a CUDA graph, channels last, for each kernel of ``tiles.TUNING`` and each variant of what
+its threads hold. The kernels are compiled first, in all processes at once; then one process measures. A row says the time,
+and what share that is of the present tuning's, measured in turns with it.
 """
 
 from __future__ import annotations

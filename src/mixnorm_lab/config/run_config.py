@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from mixnorm_lab.config import fields, norm_names
 from mixnorm_lab.config.fields import Option, setting
+from mixnorm_lab.config.metrics import ACCURACY, metric_of
 
 OPTIMIZERS = ("rmsprop", "nesterov", "adam", "sgd", "adamw")
 PER_STEP = ("one-cycle", "cosine")  # schedules whose rate changes with every step
@@ -296,6 +297,7 @@ class RunConfig:
             are; 0 is the last weights alone.
         label_smoothing: the share of a label that the training spreads over all classes; evaluations do not.
         train_eval: the last epoch's row tells the loss and the error of training images in evaluation as well.
+        metric: what it is judged by, as ``config.metrics.metric_of`` takes it.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
@@ -431,6 +433,14 @@ class RunConfig:
             later=True,
         ),
     )
+    metric: str = field(
+        default=ACCURACY.name,
+        metadata=setting(
+            label="judged by",
+            text=lambda run: "" if run.metric == ACCURACY.name else metric_of(run.metric).name,
+            later=True,
+        ),
+    )
     norm: str | None = field(default=None, metadata=setting(later=True))
     norm_layers: tuple[str, ...] = field(
         default=ALL_LAYERS,
@@ -453,6 +463,7 @@ class RunConfig:
         _check(self.seed >= 0, "the seed", self.seed, "0 or more")
         _check(self.recalibrate >= 0, "the number of batches to recalibrate with", self.recalibrate, "0 or more")
         _check(0 <= self.validation < 1, "the share of validation images", self.validation, "from 0 up to but not 1")
+        metric_of(self.metric)
         _one_of("precision", self.precision, PRECISIONS)
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
