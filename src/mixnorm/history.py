@@ -376,14 +376,18 @@ class MixtureHistory(nn.Module):
             state_dict[prefix + name] = value
 
     def history_of(self, mean: Tensor, var: Tensor) -> dict[str, Tensor]:
-        """The history buffers that make evaluation equal to batch norm's with these running statistics (C,)."""
+        """The history buffers that make evaluation equal to batch norm's with these running statistics (C,).
+
+        They stand for all batches before: a slot of so much weight that the next batch counts for as much as it would in
+        batch norm's running statistics.
+        """
         buffers = {
             "history_weights": torch.zeros_like(self.history_weights, device=mean.device),
             "history_means": torch.zeros_like(self.history_means, device=mean.device),
             "history_vars": torch.ones_like(self.history_vars, device=mean.device),
         }
         shape = (-1, 1) if self.population == "channel" else (-1,)
-        buffers["history_weights"][..., -1, 0] = 1
+        buffers["history_weights"][..., -1, 0] = max(1.0, 1 / self.momentum) if self.momentum else self.history
         buffers["history_means"][..., -1, 0, :] = mean.view(shape)
         buffers["history_vars"][..., -1, 0, :] = var.view(shape)
         return buffers

@@ -27,7 +27,9 @@ MIN_VARIANCE = 1e-12
 # A mean beyond this keeps its batch out of a history: in fp32 the square of a distance from it would not be finite.
 LARGEST_MEAN = 1e16
 STEADY = 0.5  # a slot's least share of the variance of all slots, for inference="steady"
-WHOLE = 0.98  # the weights of a slot that add up to more than this add up to 1, but for rounding, which may be bf16's
+WHOLE = (
+    0.98  # weights of a slot that add up to a number from this to its inverse add up to 1, but for rounding, perhaps bf16's
+)
 
 
 class Mixture(NamedTuple):
@@ -309,7 +311,8 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     """The λ (..., T, K) that a history is evaluated with, and τ (..., T), Eq. (decay_factor), over the filled slots.
 
     The newest slot is the last. An empty history is taken for one component of mean 0 and variance 1, as a new batch norm's.
-    The weights of a batch of few points add up to less than 1, and it counts for as much.
+    The weights of a batch of few points add up to less than 1, and it counts for as much; those of a slot that stands for
+    many batches, as a batch norm's statistics do, to more.
     """
     slots, components = weights.shape[-2:]
     unused = ~(weights.sum(-1) > 0).any(-1)
@@ -324,9 +327,9 @@ def slot_weights(weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
 
 
 def slot_share(weights: Tensor) -> Tensor:
-    """How much each slot's batch counts (...), from its weights (..., K): 1, or less for a batch of few points."""
+    """How much each slot counts (...), from its weights (..., K): 1, or less for few points, or more for many batches."""
     share = weights.sum(-1, dtype=torch.promote_types(weights.dtype, torch.float32))
-    return torch.where((share > 0) & (share < WHOLE), share, 1.0).to(weights.dtype)
+    return torch.where((share > 0) & ((share < WHOLE) | (share > 1 / WHOLE)), share, 1.0).to(weights.dtype)
 
 
 def steady_variances(weights: Tensor, means: Tensor, variances: Tensor, tau: Tensor) -> Tensor:

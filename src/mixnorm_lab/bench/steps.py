@@ -153,8 +153,8 @@ def model_step(case: Case, variant: Variant, images: Tensor, labels: Tensor) -> 
     torch.manual_seed(0)
     model = DenseNet(case.depth, 12, NUM_CLASSES)
     if variant.is_mixture:
-        options = {"num_components": variant.num_components, "em_iters": case.em_iters, "backend": variant.backend}
-        convert(model, "last_norm", **options)
+        options: Any = {"num_components": variant.num_components, "em_iters": case.em_iters, "backend": variant.backend}
+        convert(model, "last_norm", form="paper", **options)
     assert model.last_norm.num_features == case.channels
     model.to(images.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)

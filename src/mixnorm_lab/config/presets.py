@@ -15,7 +15,16 @@ from mixnorm_lab import data, models
 from mixnorm_lab.config import catalog
 from mixnorm_lab.config.norm_names import BATCH, MIXTURE
 from mixnorm_lab.config.recipes import with_recipe
-from mixnorm_lab.config.run_config import ALL_LAYERS, Mixture, Optimizer, RunConfig, Schedule, assignment, is_own
+from mixnorm_lab.config.run_config import (
+    ALL_LAYERS,
+    RECOMMENDED_LAYERS,
+    Mixture,
+    Optimizer,
+    RunConfig,
+    Schedule,
+    assignment,
+    is_own,
+)
 
 FORM = {"num_components": 3, "em_iters": 2, "activation": "relu"}
 DIGITS = RunConfig(
@@ -28,7 +37,7 @@ DIGITS = RunConfig(
     schedule=Schedule("exponential", factor=0.93, every=1),
     mixture=Mixture(("conv2",), FORM),
 )
-OWN = RunConfig(  # a model or data of the user's, and all of its norms
+OWN = RunConfig(  # a model or data of the user's, and the form and norms that are safe to try
     name="mixture-norm",
     model="",
     data="",
@@ -36,7 +45,7 @@ OWN = RunConfig(  # a model or data of the user's, and all of its norms
     batch_size=128,
     optimizer=Optimizer("nesterov", lr=0.05, weight_decay=5e-4),
     schedule=Schedule("step", factor=0.1, at=(0.5, 0.75)),
-    mixture=Mixture(("*",), {"num_components": 3, "em_iters": 2}),
+    mixture=Mixture(RECOMMENDED_LAYERS, {"form": "gated", "num_components": 3, "em_iters": 2}),
 )
 RESIDUAL = with_recipe(replace(DIGITS, mixture=Mixture(("*",), FORM)), "one-cycle")  # all of their norms
 # Models of the paper are compared as there: with the settings of this experiment, on any data.

@@ -25,6 +25,7 @@ PRECISIONS = ("fp32", "bf16")
 FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
 BETAS = (0.9, 0.999)
 ALL_LAYERS = ("*",)
+RECOMMENDED_LAYERS = ("recommended",)  # those that mixnorm.convert takes by itself
 
 
 @dataclass(frozen=True)
@@ -190,15 +191,16 @@ class Mixture:
         layers: the paper's layer names ("conv3", "inc2/0") for the models of the paper, and names or globs of modules as
             :func:`mixnorm.convert` takes them ("conv3.norm", "features.*"). When the model is built, a name that
             ``models.last_norms`` knows for that model becomes module names; any other goes to ``convert`` as it is.
+            "recommended" alone is all but those that ``convert`` leaves out by itself.
         options: of :class:`mixnorm.MixtureNorm2d`: num_components, em_iters, activation, ...; with "@" and layers behind its
-            name, with "+" between several, an option is for these alone.
+            name, with "+" between several, an option is for these alone. "form" is that of ``convert``, "paper" by default.
     """
 
     layers: tuple[str, ...] = field(
         metadata=setting(
             Option(
                 "--layers",
-                "The batch norms to replace: the paper's layer names, or globs of modules; with commas.",
+                "The batch norms to replace: the paper's layer names, globs of modules, or recommended; with commas.",
                 kind=str,
                 read=lambda text: tuple(layer.strip() for layer in text.split(",")),
             ),
@@ -237,6 +239,11 @@ class Mixture:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", tuple(self.layers))
         object.__setattr__(self, "options", dict(self.options))
+
+    @property
+    def for_convert(self) -> dict[str, Any]:
+        """The options as :func:`mixnorm.convert` takes them."""
+        return {"form": "paper", **self.options}
 
 
 @dataclass(frozen=True)

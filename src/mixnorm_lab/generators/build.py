@@ -78,5 +78,5 @@ def make_networks(config: RunConfig) -> tuple[Generator, Discriminator]:
     generator = Generator(config.gan.latent, config.gan.channels)
     discriminator = Discriminator(config.gan.channels)
     if config.mixture is not None:
-        convert(generator, list(config.mixture.layers), **config.mixture.options)
+        convert(generator, list(config.mixture.layers), **config.mixture.for_convert)
     return generator, discriminator

@@ -49,7 +49,8 @@ def make_networks(norm: str, settings: PlaneSettings, seed: int) -> tuple[nn.Mod
     told = [nn.Linear(2, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, 1)]
     if norm == "mixture norm":
         # Pooled statistics: samples of a generator in evaluation mode are then closest to those of its training.
-        convert(generator, num_components=settings.components, em_iters=settings.em_iters, inference="pooled")
+        options: Any = {"num_components": settings.components, "em_iters": settings.em_iters, "inference": "pooled"}
+        convert(generator, "*", form="paper", **options)
     return generator, nn.Sequential(*told, nn.Flatten(0))
 
 

@@ -17,10 +17,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
-from mixnorm_lab.config.run_config import Mixture, RunConfig, is_own
+from mixnorm_lab.config.run_config import RECOMMENDED_LAYERS, Mixture, RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident
 from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.data.sources import Loaders, Source, told
+from mixnorm_lab.internals import left_out
 from mixnorm_lab.training.mixtures import mixture_norms
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
@@ -123,11 +124,10 @@ def make_model(
 
 def _converted(model: nn.Module, name: str, mixture: Mixture) -> nn.Module:
     """The model with mixture norms. An option that names layers, as "deviation@relu" does, is for these alone."""
-    everywhere = {option: value for option, value in mixture.options.items() if "@" not in option}
-    chosen = modules_of(name, mixture.layers)
-    if len(everywhere) == len(mixture.options):
-        return convert(model, chosen, **everywhere)
-    options = {place: dict(everywhere) for place in norms.batch_norms(model, chosen)}
+    everywhere = {option: value for option, value in mixture.for_convert.items() if "@" not in option}
+    if len(everywhere) == len(mixture.for_convert) and mixture.layers != RECOMMENDED_LAYERS:
+        return convert(model, modules_of(name, mixture.layers), **everywhere)
+    options = {place: dict(everywhere) for place in _places(model, name, mixture.layers)}
     for text, value in mixture.options.items():
         option, _, layers = text.partition("@")
         for place in norms.batch_norms(model, modules_of(name, layers.split("+"))) if layers else ():
@@ -136,6 +136,15 @@ def _converted(model: nn.Module, name: str, mixture: Mixture) -> nn.Module:
     for place, own in options.items():
         convert(model, place, **own)
     return model
+
+
+def _places(model: nn.Module, name: str, layers: tuple[str, ...]) -> list[str]:
+    """The batch norms that layers mean, by their names in the model."""
+    if layers != RECOMMENDED_LAYERS:
+        return list(norms.batch_norms(model, modules_of(name, layers)))
+    found = norms.batch_norms(model)
+    stay = left_out(model, found)
+    return [place for place in found if place not in stay]
 
 
 def modules_of(model: str, layers: Sequence[str]) -> list[str]:

@@ -124,7 +124,7 @@ def _slot_weights(
     nothing = tl.sum(tl.sum(weights, axis=1), axis=0) == 0
     weights = tl.where((t == T - 1) & (k == 0), tl.where(nothing, 1.0, weights), weights)
     share = tl.sum(weights, axis=1)
-    share = tl.where(share > WHOLE, 1.0, share)
+    share = tl.where((share > WHOLE) & (share < 1 / WHOLE), 1.0, share)
     weights = weights / tl.where(share > 0, share, 1.0)[:, None]
     tl.store(used_ptr + b * T * K + t * K + k, weights.to(used_ptr.dtype.element_ty), mask=mask)
     slot = tl.arange(0, T_PAD)
