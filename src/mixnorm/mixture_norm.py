@@ -24,7 +24,7 @@ from mixnorm.functional import (
 )
 from mixnorm.history import MixtureHistory
 from mixnorm.ops import distributed
-from mixnorm.ops.choose import Backend, check_backend, in_backward, kernels_for
+from mixnorm.ops.choose import Backend, check_backend, in_backward, is_followed, kernels_for
 from mixnorm.ops.fit import Options
 from mixnorm.ops.kernels import Form, Mixture, Parameters, compute_dtype
 from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
@@ -36,6 +36,7 @@ Inference = Literal["ensemble", "mixture", "paper", "pooled", "steady"]
 KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
 DEFAULT_MAX_SAMPLES = 4096
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
+STILL = 50  # training batches after which gates that have not moved are told
 
 
 class Gate(NamedTuple):
@@ -118,6 +119,7 @@ class _MixtureNorm(MixtureHistory):
         self.backend = backend
         self.frozen = False
         self._warned = self._whole = False  # of few points; whether a batch had enough
+        self._batches_with_gradient: int | None = 0  # None once the gates were looked at
         self._check_options()
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -243,6 +245,13 @@ class _MixtureNorm(MixtureHistory):
             y, found = kernels.transform(points, mixture, parameters, form)
         else:
             y, found = distributed.transform(points, mixture, parameters, form, kernels, ranks)
+        if (
+            self.training
+            and not torch.compiler.is_compiling()
+            and y.requires_grad
+            and self._batches_with_gradient is not None
+        ):
+            self._batches_with_gradient += 1
         if self.training and (torch.compiler.is_compiling() or not in_backward()):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
             if components < self.num_components:
@@ -282,12 +291,27 @@ class _MixtureNorm(MixtureHistory):
                 stacklevel=2,
             )
 
+    def _look_at_gates(self) -> None:
+        """Says so where gates are learned, but nobody trains them; once, in an evaluation, which may wait for a GPU."""
+        self._batches_with_gradient = None
+        learned = {name: self._parameters[f"{name}_weight"] for name in GATES}
+        moving = {name: p for name, p in learned.items() if p is not None and p.requires_grad and not p.is_meta}
+        if moving and all(bool((p == GATES[name].batch_norm).all()) for name, p in moving.items()):
+            names = " and ".join(f"{name}_weight" for name in moving)
+            warnings.warn(
+                f"{names} of a {type(self).__name__} did not change in {STILL} training batches, so that it is still batch "
+                "norm: build the optimizer after mixnorm.convert, or add them to it with add_param_group",
+                stacklevel=2,
+            )
+
     def _normalize_by_history(self, points: Tensor, parameters: Parameters) -> Tensor:
         mode = KERNEL_MODE.get(self.inference, self.inference)
         per_feature = self.population in PER_FEATURE or all(p is None for p in parameters)
         kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
         history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
         self.look_at(points, history)
+        if (self._batches_with_gradient or 0) >= STILL and not torch.compiler.is_compiling() and not is_followed(points):
+            self._look_at_gates()
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
         return kernels.inference(points, history, parameters, form)
 

@@ -71,8 +71,12 @@ def _before_the_last_layer(model: nn.Module, candidates: dict[str, nn.Module]) -
 
 def norms_of_other_kinds(model: nn.Module) -> str:
     """What a model without batch norms has instead, such as "LayerNorm (12 times)"; nothing if it has no norm at all."""
-    found = Counter(_kind(module) for module in model.modules() if "norm" in type(module).__name__.lower())
+    found = Counter(_kind(module) for module in model.modules() if _is_norm(module))
     return ", ".join(f"{kind} ({count} times)" if count > 1 else kind for kind, count in found.items())
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BatchNorm) or ("norm" in type(module).__name__.lower() and not module._modules)
 
 
 def _kind(module: nn.Module) -> str:

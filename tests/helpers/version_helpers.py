@@ -180,7 +180,11 @@ def convert(name, backend, before):
     make, select, options = MODELS[name]
     model = make()
     model.load_state_dict(before, strict=True)
-    return mixnorm.convert(model, select, backend=backend, **options)
+    mixnorm.convert(model, select or "*", form="paper", backend=backend, **options)
+    for layer in model.modules():
+        if isinstance(layer, mixnorm.MixtureNorm2d):  # there a batch norm's statistics counted for one batch
+            layer.history_weights.clamp_(max=1)
+    return model
 
 
 def surgery(name, backend, before):

@@ -108,7 +108,7 @@ def test_a_batch_norms_history_and_an_empty_one(options, batches):
     for seed in range(batches):
         norm(points(seed=seed))
     expected = norm.eval()(X)
-    layer = mixnorm.distill(mixnorm.convert(copy.deepcopy(norm), **options))
+    layer = mixnorm.distill(mixnorm.convert(copy.deepcopy(norm), form="paper", **options))
     torch.testing.assert_close(evaluate(layer, X), expected, atol=1e-5, rtol=1e-5)
 
 
