@@ -20,6 +20,7 @@ LIBRARY = [
     "ops.choose",
     "ops.autograd",
     "ops.numba_loops",
+    "ops.compiling",
     "ops.numba_kernels",
     "ops.triton.launch",
     "ops.triton.tiles",
@@ -219,7 +220,7 @@ def test_models_stand_on_torch_alone(module):
 @pytest.mark.parametrize(
     ("package", "where"),
     [
-        ("numba", {"mixnorm.ops.numba_kernels", "mixnorm.ops.numba_loops"}),
+        ("numba", {"mixnorm.ops.compiling", "mixnorm.ops.numba_kernels", "mixnorm.ops.numba_loops"}),
         (
             "triton",
             {module for module in PATHS if module.startswith("mixnorm.ops.triton")}

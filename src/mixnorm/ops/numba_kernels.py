@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mixnorm.ops import fit, numba_loops, reference
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
+from mixnorm.ops.compiling import tell_of
 from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters
 
 _ACTIVATIONS = {
@@ -25,6 +26,8 @@ _ACTIVATIONS = {
     "silu": numba_loops.SILU,
     "gelu": numba_loops.GELU,
 }
+
+tell_of(numba_loops.__name__)
 
 # Numba's threads start here and not in the first kernel: with OpenMP, their number would become torch's as well.
 _threads = torch.get_num_threads()
