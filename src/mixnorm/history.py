@@ -19,6 +19,7 @@ from mixnorm.populations import WITH_HISTORY
 
 LOOKED_AT = 256  # points, to see whether a history describes them
 MOST_SQUARE = 2.0  # E[z²] of the points that a history is evaluated at; 1 where it is of such points
+PRIOR_POINTS = 4  # that a prior of the variances of a small batch stands for
 MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
@@ -157,6 +158,22 @@ class MixtureHistory(nn.Module):
             self._seen, self._last_statistics, self._pooled = True, None, None
         if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
+
+    @torch.no_grad()
+    def with_prior(self, statistics: Mixture, count: int) -> Mixture:
+        """The statistics of a batch of few points with variances that can be divided by, as the history keeps them.
+
+        The variance of two or three points is near 0 in some channel, where an evaluation would scale everything up. So it
+        is the unbiased one, averaged with what is known beside it: that of the batch before or, of the first batch, that of
+        all channels together, for points at a distance from a mean of so few.
+        """
+        weights, means, variances = statistics
+        own, freedom = variances * (count / (count - 1)), count - 1
+        newest = Mixture(*(queue.narrow(1, -1, 1).squeeze(1).to(own.dtype) for queue in self.queues()[0]))
+        total, _, before = reference.taken_together(*newest)
+        at_first = own.mean((0, 2), keepdim=True) * (1 + 1 / count)
+        prior = torch.where(total.view(-1, 1, 1) > 0, before.unsqueeze(1), at_first)
+        return Mixture(weights, means, (freedom * own + PRIOR_POINTS * prior) / (freedom + PRIOR_POINTS))
 
     def look_at(self, points: Tensor, history: History) -> None:
         """Before an evaluation, where that costs next to nothing: says what training would have to wait for a GPU to know.

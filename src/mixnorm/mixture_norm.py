@@ -254,6 +254,8 @@ class _MixtureNorm(MixtureHistory):
             self._batches_with_gradient += 1
         if self.training and (torch.compiler.is_compiling() or not in_backward()):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
+            if share < 1 and components == 1 and self.keeps_history:
+                found = self.with_prior(found, count)
             if components < self.num_components:
                 found = _padded(found, self.num_components)
             if share == 1 or not (keeps_place and self._whole):  # components without points would lose their place

@@ -1,7 +1,9 @@
 """One batch cannot spoil an evaluation: not by its scale, its place or its size."""
 
+import copy
 import functools
 import math
+import random
 import warnings
 
 import pytest
@@ -134,6 +136,48 @@ def test_the_rest_of_a_data_set():
         layer(randn(2, 64, seed=9))
         evaluated = layer.eval()(randn(64, 64, seed=10)).std()
     assert trained / 1.5 < evaluated < trained * 1.5
+
+
+SIZES = [[2], [2, 2], [2] * 12, [3] * 12, [64] * 9 + [2], [2] * 12 + [64], [16], [3, 16, 5, 3, 2]]
+FORMS = [
+    {},
+    {"scale": "unit"},
+    {"scale": "unit", "within": 0.0, "between": 1.0},
+    {"scale": "unit", "within": 0.5, "between": 1.0},
+]
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+@pytest.mark.parametrize("channels", [4, 64])
+def test_any_sequence_of_batch_sizes_leaves_evaluation_the_scale_of_training(channels, options):
+    """Within the scales of the training outputs, which differ where small batches get fewer components, and half more."""
+    choose, wrong = random.Random(1), []
+    sequences = SIZES + [
+        [choose.choice([2, 2, 3, 4, 5, 8, 16, 32, 64]) for _ in range(choose.randint(1, 14))] for _ in range(30)
+    ]
+    for number, sizes in enumerate(sequences):
+        layer, scales = MixtureNorm1d(channels, **options), []
+        torch.manual_seed(0)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for place, size in enumerate([*sizes, 256]):
+                if place == len(sizes):
+                    evaluated = copy.deepcopy(layer).eval()(randn(256, channels, seed=1000 * number)).square().mean().sqrt()
+                trained = layer(randn(size, channels, seed=1000 * number + place + 1))
+                scales.append(trained.square().mean().sqrt())
+        if not min(scales) / 1.5 <= evaluated <= max(scales) * 1.5:
+            wrong.append((sizes, float(evaluated), float(min(scales)), float(max(scales))))
+    assert not wrong
+
+
+def test_channels_keep_their_own_scale_where_all_batches_are_small():
+    layer, scale = MixtureNorm1d(8), 10.0 ** torch.linspace(-2, 2, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in range(40):
+            layer(randn(4, 8, seed=seed) * scale)
+        evaluated = layer.eval()(randn(256, 8, seed=99) * scale).square().mean(0).sqrt()
+    assert 1 / 1.5 < evaluated.min() <= evaluated.max() < 1.5
 
 
 def test_distill_after_few_points():

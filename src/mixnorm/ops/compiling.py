@@ -13,7 +13,7 @@ logger = logging.getLogger("mixnorm")
 
 
 class _Teller(event.Listener):
-    """Logs a line when the first loop begins to be compiled, and one for each that is done. Loops from the disk are silent."""
+    """Logs a line when the first loop begins to be compiled, and one for each that is done; none for loops from the disk."""
 
     def __init__(self, module: str) -> None:
         self._module = module
