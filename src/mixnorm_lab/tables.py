@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 NAME_WIDTH = 24  # characters of a name that a terminal shows in one piece
+FEW_ROWS, MANY_COLUMNS = 6, 4  # of a table that a narrow page shows as cards
+SHORT = 16  # characters that a page keeps on one line
 MARKS = {"✓": "green", "✗": "red"}  # of goals that are met or missed, and their colours in a terminal
 
 
@@ -133,25 +135,33 @@ class Table:
         return "\n".join([*lines, *notes])
 
     def html(self) -> str:
-        """A table in a box that scrolls, for a page that styles ``.box``, ``.num`` and ``.paper``."""
+        """A table in a box that scrolls, for a page that styles these classes: ``box``; ``few`` of a table whose rows a
+        narrow page can show as cards, each cell with its heading (``data-label``); ``more``, a hint while there are columns
+        to the right; ``num``, ``short`` and ``paper``."""
 
-        def attributes(column: Column) -> str:
-            return ' class="num"' if column.numeric else ""
+        def kind(*names: str) -> str:
+            found = " ".join(name for name in names if name)
+            return f' class="{found}"' if found else ""
 
-        head = "".join(f'<th scope="col"{attributes(c)}>{html.escape(c.heading)}</th>' for c in self.columns)
+        head = "".join(f'<th scope="col"{kind("num" * c.numeric)}>{html.escape(c.heading)}</th>' for c in self.columns)
         body = []
         for row in self.rows:
             cells = []
             for i, column in enumerate(self.columns):
-                text, paper = html.escape(column.text(row.get(column.key))), html.escape(column.beside(row.get(column.key)))
+                plain = column.text(row.get(column.key))
+                text, paper = html.escape(plain), html.escape(column.beside(row.get(column.key)))
                 paper = f'<span class="paper">{paper}</span>' if paper else ""
-                tag = 'th scope="row"' if i == 0 else "td"
-                cells.append(f"<{tag}{attributes(column)}>{text}{paper}</{tag.split()[0]}>")
+                classes = kind("num" * column.numeric, "short" * (len(plain) <= SHORT))
+                label = f' data-label="{html.escape(column.heading, quote=True)}"'
+                tag = f'th scope="row"{classes}' if i == 0 else f"td{classes}{label}"
+                cells.append(f"<{tag}>{text}{paper}</{tag.split()[0]}>")
             body.append(f"<tr>{''.join(cells)}</tr>")
         label = html.escape(self.title, quote=True)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
-        return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
+        few = "few" * (len(self.rows) <= FEW_ROWS and len(self.columns) >= MANY_COLUMNS)
+        hint = '<p class="more" aria-hidden="true"><span>more columns →</span></p>'
+        return f'<div{kind("box", few)} role="region" tabindex="0" aria-label="{label}">{hint}{table}</div>{notes}'
 
     def rich(self, width: int = 80) -> Any:
         """A ``rich.table.Table`` for a terminal of that width: numbers are written closely, and stay in one piece if they
