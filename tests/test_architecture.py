@@ -239,7 +239,7 @@ def test_models_stand_on_torch_alone(module):
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
         (
             "rich",
-            {"mixnorm_lab.bench.display", "mixnorm_lab.tables", "mixnorm_lab.launch.display"}
+            {"mixnorm_lab.bench.display", "mixnorm_lab.tables", "mixnorm_lab.launch.display", "mixnorm_lab.launch.run_bars"}
             | {f"mixnorm_lab.cli.{name}" for name in ("experiments", "generators", "results", "runs")},
         ),
     ],

@@ -11,7 +11,12 @@ from typing import Any
 
 import numpy as np
 
-NAME_WIDTH = 24  # characters of a name that a terminal shows in one piece
+ANY = 10_000
+# What is tried for a terminal until there is room: what stands before the spread of a number, the characters of a name in
+# one line, and those that other texts have in one line at least.
+LAYOUTS = (("±", ANY, 10), ("±", 24, 10), ("\n±", 24, 20), ("\n±", 24, 0), ("\n±", 16, 0))
+FEW_ROWS, MANY_COLUMNS = 6, 4  # of a table that a narrow page shows as cards
+SHORT = 16  # characters that a page keeps on one line
 MARKS = {"✓": "green", "✗": "red"}  # of goals that are met or missed, and their colours in a terminal
 
 
@@ -133,46 +138,57 @@ class Table:
         return "\n".join([*lines, *notes])
 
     def html(self) -> str:
-        """A table in a box that scrolls, for a page that styles ``.box``, ``.num`` and ``.paper``."""
+        """A table in a box that scrolls, for a page that styles these classes: ``box``; ``few`` of a table whose rows a
+        narrow page can show as cards, each cell with its heading (``data-label``); ``more``, a hint while there are columns
+        to the right; ``num``, ``short`` and ``paper``."""
 
-        def attributes(column: Column) -> str:
-            return ' class="num"' if column.numeric else ""
+        def kind(*names: str) -> str:
+            found = " ".join(name for name in names if name)
+            return f' class="{found}"' if found else ""
 
-        head = "".join(f'<th scope="col"{attributes(c)}>{html.escape(c.heading)}</th>' for c in self.columns)
+        head = "".join(f'<th scope="col"{kind("num" * c.numeric)}>{html.escape(c.heading)}</th>' for c in self.columns)
         body = []
         for row in self.rows:
             cells = []
             for i, column in enumerate(self.columns):
-                text, paper = html.escape(column.text(row.get(column.key))), html.escape(column.beside(row.get(column.key)))
+                plain = column.text(row.get(column.key))
+                text, paper = html.escape(plain), html.escape(column.beside(row.get(column.key)))
                 paper = f'<span class="paper">{paper}</span>' if paper else ""
-                tag = 'th scope="row"' if i == 0 else "td"
-                cells.append(f"<{tag}{attributes(column)}>{text}{paper}</{tag.split()[0]}>")
+                classes = kind("num" * column.numeric, "short" * (len(plain) <= SHORT))
+                label = f' data-label="{html.escape(column.heading, quote=True)}"'
+                tag = f'th scope="row"{classes}' if i == 0 else f"td{classes}{label}"
+                cells.append(f"<{tag}>{text}{paper}</{tag.split()[0]}>")
             body.append(f"<tr>{''.join(cells)}</tr>")
         label = html.escape(self.title, quote=True)
         table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
         notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in self.notes)
-        return f'<div class="box" role="region" tabindex="0" aria-label="{label}">{table}</div>{notes}'
+        few = "few" * (len(self.rows) <= FEW_ROWS and len(self.columns) >= MANY_COLUMNS)
+        hint = '<p class="more" aria-hidden="true"><span>more columns →</span></p>'
+        return f'<div{kind("box", few)} role="region" tabindex="0" aria-label="{label}">{hint}{table}</div>{notes}'
 
     def rich(self, width: int = 80) -> Any:
-        """A ``rich.table.Table`` for a terminal of that width: numbers are written closely, and stay in one piece if they
-        can. Where there is less room, their spread stands below them; nothing is ever cut off."""
+        """A table for a terminal of that width, between its title and its notes. Numbers are written closely, and stay whole
+        if they can. Where there is less room, long names take several lines, and a number's spread stands below it;
+        nothing is ever cut off."""
         from rich import box
+        from rich.console import Group
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        made = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True, title_justify="left",
-            caption_justify="left",
-        )  # fmt: skip
-        made.title, made.caption = Text(self.title + "\n", "bold"), Text("\n".join(["", *self.notes]) if self.notes else "")
-        for spread in ("±", "\n±"):
+        for spread, name_width, text_width in LAYOUTS:
             cells = [[_narrow(column, row.get(column.key), spread) for column in self.columns] for row in self.rows]
+            if self.columns and not self.columns[0].numeric:
+                cells = [[(wrapped(row[0][0], name_width), row[0][1]), *row[1:]] for row in cells]
             widths = [_widths(column, [row[i] for row in cells]) for i, column in enumerate(self.columns)]
             # The name of a row stays in one piece, too, unless it would take the room of the numbers.
-            whole = [column.numeric or (i == 0 and widths[0][0] <= NAME_WIDTH) for i, column in enumerate(self.columns)]
-            fits = sum(widths[i][not whole[i]] for i in range(len(widths))) + 2 * (len(widths) - 1) <= width
-            if fits:
+            whole = [column.numeric or (i == 0 and widths[0][0] <= width // 2) for i, column in enumerate(self.columns)]
+            room = [
+                full if piece else max(word, min(full, text_width))
+                for (full, word), piece in zip(widths, whole, strict=True)
+            ]
+            if fits := sum(room) + 2 * (len(widths) - 1) <= width:
                 break
+        made = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
         for i, column in enumerate(self.columns):
             heading = column.heading
             if column.numeric:  # no wider than the numbers, unless a word is
@@ -182,7 +198,8 @@ class Table:
             made.add_column(Text(heading), justify=side, overflow="fold", no_wrap=whole[i] and fits)
         for row in cells:
             made.add_row(*(Text.assemble((text, MARKS.get(text, "")), (paper, "dim")) for text, paper in row))
-        return made
+        title = [Text(self.title + "\n", "bold")] if self.title else []
+        return Group(*title, made, *(Text(note, "italic") for note in ("", *self.notes) if self.notes))
 
     def json(self) -> dict[str, Any]:
         def value(cell: Value) -> Any:
@@ -194,6 +211,16 @@ class Table:
             "rows": [{column.key: value(row.get(column.key)) for column in self.columns} for row in self.rows],
             "notes": list(self.notes),
         }
+
+
+def wrapped(name: str, width: int) -> str:
+    """A name in lines of at most this width, broken where a part of it ends: behind a space, or one of - / , _ =."""
+    lines = [""]
+    for part in re.findall(r"[^\s\-/,_=]*[\s\-/,_=]?", name):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from record_helpers import MIXTURE, catalog_record, config, curve, record
 
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.tables import results
-from mixnorm_lab.tables import Column, Measured, Table, text_column
+from mixnorm_lab.tables import Column, Measured, Table, text_column, wrapped
 
 TABLE = Table(
     "A <title>",
@@ -100,3 +100,59 @@ def test_nothing_is_cut_off_in_a_terminal_that_is_too_narrow_for_anything():
 
 def test_columns_without_a_cell_are_left_out():
     assert [column.key for column in TABLE.used().columns] == ["run", "x"]
+
+
+def shown(table, width):
+    console = pytest.importorskip("rich.console").Console(width=width, file=io.StringIO(), record=True)
+    console.print(table.rich(width))
+    text = console.export_text()
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+LONG = "forms/cifar100/all-layers-steady-history-40 (average: 0.9)"
+
+
+def test_long_names_break_where_their_parts_end():
+    columns = [
+        text_column("run", "run"),
+        *(Column(str(i), f"heading {i}") for i in range(4)),
+        text_column("what", "what it is"),
+    ]
+    row = {
+        "run": LONG,
+        **{str(i): Measured(12.34, 0.56, n=3, of=3) for i in range(4)},
+        "what": "conv1 + conv2 + conv3, K 3, EM 2",
+    }
+    lines = shown(Table("A title", columns, [row]), 80).splitlines()
+    names = [line[:25].split("  ")[0].strip() for line in lines[lines.index(next(x for x in lines if "─" in x)) + 1 :]]
+    assert [name for name in names if name] == ["forms/cifar100/all-", "layers-steady-history-40", "(average: 0.9)"]
+    text = shown(Table("A title", columns, [row]), 200)
+    assert LONG in text  # in one piece where there is room
+    assert "12.34±0.56" in text
+
+
+def test_wrapped_names_lose_nothing():
+    for name in (LONG, "mixture-norm, num_components=5, inference=steady", "x" * 60, "", "a b"):
+        for width in (8, 16, 24):
+            lines = wrapped(name, width).split("\n")
+            assert "".join("".join(lines).split()) == "".join(name.split())
+            assert all(len(line) <= width or not re.search(r"[\s\-/,_=]", line[:-1]) for line in lines)
+
+
+def test_a_title_and_notes_use_the_width_of_the_terminal():
+    title = "Steps to batch norm's best: cifar-cnn on cifar100, 100 epochs"
+    note = "A note that is much longer than the two columns of the table are."
+    text = shown(Table(title, [text_column("run", "run"), Column("x", "x")], [{"run": "a", "x": 1.0}], [note]), 80)
+    assert title in text
+    assert note in text
+
+
+def test_a_page_has_what_its_style_needs():
+    few = Table("few", [Column(str(i), f"<{i}>") for i in range(5)], [{"0": 1.0}])
+    assert '<div class="box few" role="region"' in few.html()
+    assert '<p class="more"' in few.html()
+    assert 'data-label="&lt;1&gt;"' in few.html()
+    many = Table("many", few.columns, [{"0": 1.0}] * 7)
+    two = Table("two", few.columns[:2], few.rows)
+    assert all('<div class="box" role="region"' in table.html() for table in (many, two))

@@ -80,6 +80,9 @@ GPU_LAYERS = [
     ((256, 256, 56, 56), "bf16", False),
 ]
 CPU_LAYERS = [(64, 128, 8, 8), (64, 448, 8, 8), (64, 64, 32, 32)]
+REALISTIC = (64, 64, 16, 16)  # as in a residual network on CIFAR
+QUICK_LAYERS = {"fp32": (1, 3), "bf16": (3,)}
+TOY = 50_000  # numbers in a tensor: below, a step is a few calls, and its time theirs
 FITS = [(4096, 128), (1024, 448), (4096, 256)]
 SCIKIT_LEARN_FIT = (16384, 128)
 # Depth, batch and channels of the paper's table; its "20 layers" are 19 here: 5 a block.
@@ -116,14 +119,15 @@ def cpu_cases() -> list[Case]:
 
 
 def quick_cases(device: str) -> list[Case]:
-    """A few seconds of everything: whether it runs, not how fast."""
+    """A few seconds of each: of a layer at a size that trainings have, so that its ratio means something, and of the others
+    at the smallest that runs."""
     modes = ("cpu",) if device == "cpu" else ("graph", "eager")
     small = (8, 16, 4, 4)
     cases = []
     for mode in modes:
-        cases += [Case("layer", small, (1, 3), dtype, mode=mode) for dtype in ("fp32", "bf16")]
+        cases += [Case("layer", REALISTIC, components, dtype, mode=mode) for dtype, components in QUICK_LAYERS.items()]
         cases += [Case("cost", (4, 52, 8, 8), (2,), mode=mode, depth=7)]
-        cases += [Case("inference", small, (3,), mode=mode)]
+        cases += [Case("inference", REALISTIC, (3,), mode=mode)]
         cases += [Case("fit", (256, 16), (2, 3), mode=mode)]
     cases += [Case("scaling", (n, 8, 4, 4), (3,), mode=modes[0], series="m") for n in (2, 8, 32)]
     cases += [Case("scaling", (8, c, 4, 4), (3,), mode=modes[0], series="C") for c in (4, 16, 64)]

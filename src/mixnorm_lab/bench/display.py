@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from mixnorm_lab.bench import goals
-from mixnorm_lab.bench.cases import Case
+from mixnorm_lab.bench.cases import TOY, Case
 from mixnorm_lab.storage.measurements import Row, is_base
 from mixnorm_lab.tables import Column, Table, Value, text_column
 
@@ -33,7 +33,10 @@ COLUMNS = (  # of all benchmarks; a table has those that have a cell
 )
 CHECK_COLUMNS = (text_column("what", "what"), Column("measured", "measured"), Column("goal", "goal"), text_column("met", ""))
 MARKS = {True: "✓", False: "✗", None: ""}
-LINE = 1_000  # characters at most: a terminal that is narrower than a table wraps its lines, and no number is broken up
+LINE = 1_000  # characters at most, where there is no terminal: no number is broken up
+SPREAD = 0.3  # of a median: a machine that does nothing else stays below
+FIRST_TO_GO = ("error_grad", "error", "bandwidth", "memory", "paper", "spread", "goal")  # in a narrow terminal
+MODES = {"graph": "inside a CUDA graph", "eager": "eager", "cpu": "eager, on a CPU"}
 
 
 class BenchDisplay:
@@ -42,37 +45,53 @@ class BenchDisplay:
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = file
         self.started = time.monotonic()
+        self.total = self.done = 0
+        self.case: Case | None = None
         self.progress: Any = None
         self.console: Any = None
         try:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
         except ModuleNotFoundError:
             return
         self.console = Console(highlight=False, file=file)
-        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(None, table_column=Column(min_width=8, ratio=1)),
+            TextColumn("{task.completed} of {task.total} cases"),
+            TextColumn("{task.fields[elapsed]} elapsed"),
+        )
         if self.console.is_terminal:
-            self.progress = Progress(*columns, console=self.console, auto_refresh=False, transient=True)
-            self.task = self.progress.add_task("starting", total=None)
+            self.progress = Progress(*columns, console=self.console, auto_refresh=False, transient=True, expand=True)
+            self.task = self.progress.add_task("starting", total=0, elapsed="0:00")
 
     def __enter__(self) -> BenchDisplay:
         if self.progress:
             self.progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.progress:
             self.progress.stop()
+        if kind is KeyboardInterrupt:
+            self.note(f"Interrupted: {self.done} of {self.total} cases are measured.")
 
     def begin(self, case: Case, number: int, total: int) -> None:
-        self.case, self.place = str(case), f"{number + 1}/{total}"
-        if self.progress:
-            self.progress.update(self.task, completed=number, total=total)
+        self.case, self.done, self.total = case, number, total
         self.stage("inputs")
 
     def stage(self, text: str) -> None:
         if self.progress:
-            self.progress.update(self.task, description=f"{getattr(self, 'case', '')}  [dim]{text}[/]", refresh=True)
+            case = "" if self.case is None else f"{self.case}: "
+            self.progress.update(
+                self.task,
+                completed=self.done,
+                total=self.total,
+                description=f"{case}{text}",
+                elapsed=self._elapsed(),
+                refresh=True,
+            )
 
     def finish(self, rows: Sequence[Row]) -> None:
         """One line a case: what its base takes, and how the others compare."""
@@ -87,14 +106,19 @@ class BenchDisplay:
                 parts.append(f"{name} {number:.4g} {unit}")
             else:
                 parts.append(f"{name} {row['ratio']:.2f}×")
-        elapsed = time.monotonic() - self.started
-        self.note(f"{elapsed:5.0f}s {self.place:>6} {self.case}: {', '.join(parts)}")
+        self.done += 1
+        elapsed = "" if self.progress else f" ({self._elapsed()} elapsed)"  # which stands beside the bar
+        self.note(f"{self.done}/{self.total} {self.case}: {', '.join(parts)}{elapsed}")
 
     def note(self, text: str) -> None:
         if self.console:
             self.console.print(text, markup=False, soft_wrap=True)
         else:
             print(text, file=self.file, flush=True)
+
+    def _elapsed(self) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self.started), 60)
+        return f"{minutes}:{seconds:02}"
 
 
 def show(rows: Sequence[Row]) -> None:
@@ -105,12 +129,31 @@ def show(rows: Sequence[Row]) -> None:
         for table in tables(rows):
             print(f"\n{table.title}\n\n{table.markdown()}")
     else:
-        console = Console(highlight=False, width=LINE)
+        console = Console(highlight=False)
+        width = console.width if console.is_terminal else LINE
+        console = Console(highlight=False, width=width)
         for table in tables(rows):
-            console.print("", table.rich(LINE), sep="\n")
+            console.print("", _fitted(table, console).rich(width), sep="\n")
     for row in rows:
         if row["failure"]:
             print(f"failed: {' '.join(_case(row))} {row['variant']} K={row['num_components'] or '-'}: {row['failure']}")
+
+
+def _fitted(table: Table, console: Any) -> Table:
+    """Without the columns that a narrow terminal has no room for, and a note of which they are."""
+    from rich.measure import Measurement
+
+    gone: list[str] = []
+    fitted = table
+    for key in (*FIRST_TO_GO, ""):
+        bare = Table("", fitted.columns, fitted.rows).rich(LINE)
+        if Measurement.get(console, console.options.update(width=LINE), bare).maximum <= console.width:
+            break
+        gone += [column.heading for column in fitted.columns if column.key == key]
+        kept = [column for column in fitted.columns if column.key != key and (key != "goal" or column.key != "met")]
+        note = f"Left out for want of room: {', '.join(gone)}. A wider terminal and --json show them."
+        fitted = Table(table.title, kept, table.rows, (*table.notes, *([note] if gone else [])))
+    return fitted
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
@@ -119,8 +162,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     for device in dict.fromkeys(row["device"] for row in rows):
         here = [row for row in rows if row["device"] == device]
         for benchmark in dict.fromkeys(row["benchmark"] for row in here):
-            lines = [_cells(row, here) for row in here if row["benchmark"] == benchmark]
-            found.append(Table(f"{benchmark} · {device}", COLUMNS, _name_each_case_once(lines)).used())
+            part = [row for row in here if row["benchmark"] == benchmark]
+            lines = _name_each_case_once([_cells(row, here) for row in part])
+            found.append(Table(_title(benchmark, device, part), COLUMNS, lines, _notes(part)).used())
         together: list[dict[str, Value]] = [
             {
                 "what": check.text,
@@ -133,6 +177,32 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         if together:
             found.append(Table(f"together · {device}", CHECK_COLUMNS, together).used())
     return found
+
+
+def _title(benchmark: str, device: str, rows: Sequence[Row]) -> str:
+    """Of which benchmark, how steps were run where they all were the same way, and on what."""
+    modes = {row["mode"] for row in rows}
+    how = [MODES[mode] for mode in modes] if len(modes) == 1 else []
+    return " · ".join([benchmark, *how, device])
+
+
+def _notes(rows: Sequence[Row]) -> list[str]:
+    """What must be known before one believes the numbers."""
+    notes = []
+    if any(row["mode"] == "cpu" for row in rows) and rows[0]["benchmark"] != "memory":
+        notes.append("Measured on a CPU, in eager mode: a GPU's figures are different.")
+    if any(_is_toy(row) for row in rows):
+        notes.append("(toy): a tensor so small that the calls themselves take the time; in training the ratio is another.")
+    noisy = [row for row in rows if row["time_ms"] and row["p80_ms"] - row["p20_ms"] > 2 * SPREAD * row["time_ms"]]
+    if noisy:
+        varied = f"the times of {len(noisy)} of {len(rows)} rows varied from call to call"
+        notes.append(f"± above {SPREAD:.0%}: {varied}. Measure again with nothing else running.")
+    return notes
+
+
+def _is_toy(row: Row) -> bool:
+    """Whether a step is over before it has done anything; a series has small sizes beside large ones."""
+    return bool(row["m"] and row["channels"]) and row["m"] * row["channels"] < TOY
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> dict[str, Value]:
@@ -167,6 +237,7 @@ def _case(row: Row) -> list[str]:
     parts = [row["series"] and f"{row['series']}:", row["case"], row["dtype"], row["mode"] if row["mode"] != "cpu" else ""]
     parts.append(row["layout"] if row["layout"] != "channels_last" else "")
     parts.append(row["data"] if row["data"] != "modes" else "")
+    parts.append("(toy)" if _is_toy(row) else "")
     return [part for part in parts if part]
 
 

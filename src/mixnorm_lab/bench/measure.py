@@ -21,8 +21,9 @@ Key = TypeVar("Key")
 
 WARMUP_CALLS = 3
 GPU_SAMPLES, GPU_SAMPLE_MS, GPU_WARMUP_MS = 25, 4.0, 40.0
-CPU_ROUNDS, CPU_REPEATS, CPU_CASE_SECONDS = 12, 15, 20.0
+CPU_ROUNDS, CPU_REPEATS, CPU_ROW_SECONDS, CPU_CASE_SECONDS = 12, 10, 0.5, 5.0
 QUICK_SAMPLES, QUICK_SAMPLE_MS = 5, 0.5
+QUICK_CPU_ROUNDS, QUICK_CPU_REPEATS, QUICK_CPU_SECONDS = 4, 3, 2.0
 LEAST_ROUNDS = 5  # before a deadline counts
 
 
@@ -99,10 +100,12 @@ def gpu_time(step: Step, calls: int) -> float:
 def _alternate_cpu(steps: Mapping[Key, Step], *, quick: bool, deadline: float) -> dict[Key, list[float]]:
     """Each step runs several times in a row, the first few not counted: so a layer meets a warm allocator in training."""
     once = sum(cpu_time(step) for step in steps.values()) / 1e3
-    repeats = 2 if quick else max(1, min(CPU_REPEATS, int(2.0 / once)))
+    most, least, limit, seconds = CPU_ROUNDS, 3, CPU_REPEATS, CPU_CASE_SECONDS
+    if quick:
+        most, least, limit, seconds = QUICK_CPU_ROUNDS, 2, QUICK_CPU_REPEATS, QUICK_CPU_SECONDS
+    repeats = max(1, min(limit, int(CPU_ROW_SECONDS / once)))
     uncounted = 1 if quick else min(3, repeats)
-    per_round = once * (repeats + uncounted)
-    rounds = 2 if quick else max(3, min(CPU_ROUNDS, int(CPU_CASE_SECONDS / per_round)))
+    rounds = max(least, min(most, int(seconds / (once * (repeats + uncounted)))))
     times: dict[Key, list[float]] = {key: [] for key in steps}
     for number in range(rounds):
         if number > 0 and time.monotonic() > deadline:

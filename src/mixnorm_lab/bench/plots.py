@@ -12,20 +12,24 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from mixnorm_lab.bench import goals
 from mixnorm_lab.storage.measurements import Row, is_base
 
-INK, GREY, GOAL = "#333333", "#8a8f98", "#cc3311"
+INK, FAINT, GREY, GOAL = "#222222", "#5d6570", "#8a8f98", "#cc3311"
 BLUE, ORANGE, PALE = "#4477aa", "#ee7733", "#bbbbbb"
 SHADES = ("#d3e3f3", "#a6cce3", "#6aaed6", "#3787c0", "#125ca4", "#08306b")
 FASTEST = ("triton", "compiled", "reference")
+WIDTH, HEAD, FOOT = 10.5, 0.75, 0.4  # inches: narrow enough to be read on a page of 800 pixels
+VALUE_ROOM = 40  # points below an axis, for the numbers of its bars
 STYLE: Any = {
-    "font.size": 10,
+    "font.size": 11,
+    "legend.fontsize": 10.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": INK,
-    "axes.titlesize": 11,
+    "axes.titlesize": 11.5,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
     "axes.grid": True,
@@ -49,7 +53,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         here = _fastest([row for row in rows if row["device"] == device])
         for benchmark, (number, picture) in pictures.items():
             part = [row for row in here if row["benchmark"] == benchmark and row[number]]
-            if all(is_base(row) for row in part):
+            if all(is_base(row) for row in part) or (benchmark == "scaling" and not _growing(part)):
                 continue
             folder.mkdir(parents=True, exist_ok=True)
             paths.append(folder / f"{_slug(device)}-{benchmark}.png")
@@ -78,20 +82,23 @@ def _ratio_bars(rows: list[Row], title: str) -> Figure:
     mixture = [row for row in rows if not is_base(row)]
     components = sorted({row["num_components"] for row in mixture})
     cases = {mode: list(dict.fromkeys(_label(row) for row in rows if row["mode"] == mode)) for mode in modes}
-    figure, axes = _side_by_side(title, rows, [len(cases[mode]) for mode in modes])
+    most = max(map(len, cases.values()))
+    figure, axes = _axes(title, rows, (len(modes), 1), height=3.6)
     for axis, mode in zip(axes, modes, strict=True):
         width = min(0.3, 0.8 / len(components))
-        for row in (row for row in mixture if row["mode"] == mode):
-            index = components.index(row["num_components"])
-            x = cases[mode].index(_label(row)) + (index - (len(components) - 1) / 2) * width
-            _bar(axis, x, row["ratio"], width, _shade(index, len(components)), goals.goal(row, rows))
+        for number, case in enumerate(cases[mode]):
+            bars = [row for row in mixture if row["mode"] == mode and _label(row) == case]
+            for place, row in enumerate(sorted(bars, key=lambda row: row["num_components"])):
+                color = _shade(components.index(row["num_components"]), len(components))
+                x = number + (place - (len(bars) - 1) / 2) * width
+                _bar(axis, x, f"{row['ratio']:.2f}", width, color, goals.goal(row, rows), upright=len(components) > 2)
         axis.axhline(1, color=INK, lw=1, zorder=2)
-        axis.set_xticks(range(len(cases[mode])), cases[mode], fontsize=8.5)
-        axis.set_xlim(-0.6, len(cases[mode]) - 0.4)
-        axis.tick_params(axis="x", length=0)
+        axis.set_xticks(range(len(cases[mode])), cases[mode], fontsize=9.5)
+        axis.set_xlim(-0.6, most - 0.4)  # a case is as wide in every mode
+        axis.tick_params(axis="x", length=0, pad=VALUE_ROOM if len(components) > 2 else VALUE_ROOM / 2)
         axis.margins(y=0.12)
         axis.set_title(_mode_text(mode))
-    axes[0].set_ylabel("ratio to batch norm (1 is equal)")
+        axis.set_ylabel("ratio to batch norm")
     handles: list[Any] = [Patch(color=_shade(i, len(components)), label=f"K = {k}") for i, k in enumerate(components)]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
     if any(goals.goal(row, rows) is not None for row in mixture):
@@ -104,10 +111,10 @@ def cost(rows: list[Row]) -> Figure:
     """Steps a second against batch norm's for every row of the paper's table: ours in each mode, and the paper's."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    figure, axes = _side_by_side(
-        "DenseNet with its last norm replaced: training steps a second against batch norm's", rows, [1] * len(cases)
-    )
-    kinds = [*modes, "paper"]
+    title = "DenseNet with its last norm replaced: training steps a second against batch norm's"
+    figure, axes = _axes(title, rows, (1, len(cases)), height=4.2)
+    known = any(goals.paper_ratio(row) is not None for row in rows)
+    kinds = [*modes, *(["paper"] if known else [])]
     colors = {"graph": BLUE, "eager": "#88bbdd", "cpu": BLUE, "paper": PALE}
     values = []
     for axis, case in zip(axes, cases, strict=True):
@@ -119,18 +126,18 @@ def cost(rows: list[Row]) -> Figure:
         width = min(0.3, 0.84 / len(kinds))
         for kind, k, value in bars:
             x = components.index(k) + (kinds.index(kind) - (len(kinds) - 1) / 2) * width
-            _bar(axis, x, value, width, colors[kind], goals.COST.get(kind), digits=3)
+            _bar(axis, x, f"{value:.3f}", width, colors[kind], goals.COST.get(kind))
             values.append(value)
         axis.axhline(1, color=INK, lw=1, zorder=2)
         axis.set_xticks(range(len(components)), [f"K = {k}" for k in components])
         axis.set_xlim(-0.6, len(components) - 0.4)
-        axis.tick_params(axis="x", length=0)
+        axis.tick_params(axis="x", length=0, pad=VALUE_ROOM)
         depth, batch = (int(number) for number in re.findall(r"\d+", case))
-        axis.set_title(f"{depth} layers, batch {batch}, {part[0]['channels']} channels")
+        axis.set_title(f"{depth} layers, batch {batch},\n{part[0]['channels']} channels")
     for axis in axes:
         axis.set_ylim(min(0.7, *values) - 0.03, max(1.04, *values) + 0.03)
-    axes[0].set_ylabel(f"steps a second, batch norm is 1 (from {axes[0].get_ylim()[0]:.2f})")
-    texts = {"graph": "in a CUDA graph", "eager": "eager", "cpu": "on the CPU", "paper": "the paper (Titan X)"}
+    axes[0].set_ylabel(f"steps a second, batch norm is 1\n(the axis begins at {axes[0].get_ylim()[0]:.2f})")
+    texts = {"graph": "in a CUDA graph", "eager": "eager", "cpu": "eager, on a CPU", "paper": "the paper (Titan X)"}
     handles: list[Any] = [Patch(color=colors[kind], label=texts[kind]) for kind in kinds]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
     if any(mode in goals.COST for mode in modes):
@@ -142,8 +149,8 @@ def cost(rows: list[Row]) -> Figure:
 def scaling(rows: list[Row]) -> Figure:
     """Time against the points, the channels and the components, batch norm beside it; slopes of the log-log lines."""
     texts = {"m": "points m", "C": "channels C", "K": "components K"}
-    series = [name for name in texts if any(row["series"] == name for row in rows)]
-    figure, axes = _side_by_side("One layer, forward and backward, as it grows", rows, [1] * len(series))
+    series = [name for name in texts if name in _growing(rows)]
+    figure, axes = _axes("One layer, forward and backward, as it grows", rows, (1, len(series)), height=4.6)
     found = goals.slopes(rows)
     for axis, name in zip(axes, series, strict=True):
         part = [row for row in rows if row["series"] == name]
@@ -153,31 +160,35 @@ def scaling(rows: list[Row]) -> Figure:
             label = "batch norm" if variant == "batch_norm" else f"mixture norm{'' if name == 'K' else ', K = 3'}"
             if (name, variant, part[0]["device"]) in found:
                 value, asymptotic = found[name, variant, part[0]["device"]]
-                label += f": slope {value:.2f}" + (" from a million points on" if asymptotic else "")
+                label += f": slope {value:.2f}".replace("-", "−") + ("\nfrom a million points on" if asymptotic else "")
             if name == "K" and variant == "batch_norm":  # has no components
                 axis.axhline(line[0][1], color=color, lw=1.8, label=label)
             else:
                 axis.plot(*zip(*line, strict=True), "o-", color=color, lw=1.8, ms=4.5, label=label)
+        axis.set_xlabel(texts[name])
+        axis.set_ylabel("milliseconds")
         if name == "K":
             axis.set_ylim(0, 1.12 * max(row["time_ms"] for row in part))
             axis.set_xticks(sorted({_size(row) for row in part if not is_base(row)}))
         else:
+            _logarithmic(axis, "y")
             axis.set_xscale("log", base=2 if name == "C" else 10)
-            axis.set_yscale("log")
-            axis.margins(y=0.25)
+            axis.set_xlabel(f"{texts[name]} (log scale)")
+            axis.xaxis.set_minor_formatter(NullFormatter())
+            if name == "C":
+                axis.set_xticks(sizes := sorted({_size(row) for row in part}), [f"{size}" for size in sizes], rotation=45)
         shape = part[0]["case"].split("x")
         fixed = {"m": f"C = {shape[1]}", "C": f"m = {part[0]['m']:,}", "K": "×".join(shape)}[name]
-        axis.set_title(f"against the {texts[name].split()[0]} ({fixed}, {part[0]['dtype']})", fontsize=10)
-        axis.set_xlabel(texts[name])
-        axis.legend(frameon=False, fontsize=8.5, loc="lower right" if name == "K" else "upper left")
-    axes[0].set_ylabel("milliseconds")
+        axis.set_title(f"against the {texts[name].split()[0]}\n({fixed}, {part[0]['dtype']})")
+        _below(axis)
     return figure
 
 
 def fit(rows: list[Row]) -> Figure:
     """Time of the fit against K, a line for each size of the sample."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
-    figure, axes = _side_by_side("The fit alone: k-means++, one Lloyd iteration, one EM iteration", rows, [1] * len(modes))
+    title = "The fit alone: k-means++, one Lloyd iteration, one EM iteration"
+    figure, axes = _axes(title, rows, (1, len(modes)), height=4.6)
     for axis, mode in zip(axes, modes, strict=True):
         part = [row for row in rows if row["mode"] == mode]
         for index, case in enumerate(dict.fromkeys(row["case"] for row in part)):
@@ -188,49 +199,70 @@ def fit(rows: list[Row]) -> Figure:
                 if line:
                     label = f"{' × '.join(case.split('x'))}{', scikit-learn' if base else ''}"
                     axis.plot(*zip(*line, strict=True), "x:" if base else "o-", color=color, lw=1.8, ms=6, label=label)
+        axis.set_ylabel("milliseconds")
         if any(is_base(row) for row in part):  # an order of magnitude above the others
-            axis.set_yscale("log")
+            _logarithmic(axis, "y")
         else:
             axis.set_ylim(0, None)
         axis.set_xticks(sorted({row["num_components"] for row in part}))
         axis.set_xlabel("components K")
         axis.set_title(_mode_text(mode))
-    axes[0].set_ylabel("milliseconds")
-    axes[-1].legend(frameon=False, title="points × channels", loc="center left", bbox_to_anchor=(1, 0.5))
+        _below(axis, "points × channels")
     return figure
 
 
-def _bar(axis: Any, x: float, value: float, width: float, color: str, goal: float | None, digits: int = 2) -> None:
-    """A bar with its number at the foot, where nothing else is, and its goal as a mark across it."""
-    axis.bar(x, value, 0.92 * width, color=color)
-    dark = sum(weight * channel for weight, channel in zip((0.3, 0.6, 0.1), mpl.colors.to_rgb(color), strict=True)) < 0.55
-    axis.text(
-        x, 0.025, f"{value:.{digits}f}", transform=axis.get_xaxis_transform(), rotation=90, ha="center", va="bottom",
-        fontsize=8.5, color="white" if dark else INK, zorder=4,
+def _logarithmic(axis: Any, which: str) -> None:
+    """A logarithmic axis that says so, with plain numbers."""
+    getattr(axis, f"set_{which}scale")("log")
+    getattr(axis, f"set_{which}label")(f"{getattr(axis, f'get_{which}label')()} (log scale)")
+    found = getattr(axis, f"{which}axis")
+    low, high = getattr(axis, f"get_{which}lim")()
+    found.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+    found.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    found.set_minor_formatter(NullFormatter())
+
+
+def _below(axis: Any, title: str | None = None) -> None:
+    """The legend of an axis below it, where it hides nothing."""
+    axis.legend(frameon=False, title=title, loc="upper center", bbox_to_anchor=(0.5, -0.24))
+
+
+def _bar(axis: Any, x: float, number: str, width: float, color: str, goal: float | None, *, upright: bool = True) -> None:
+    """A bar with its number below the axis, where no line crosses it, and its goal as a mark across it."""
+    axis.bar(x, float(number), 0.92 * width, color=color)
+    axis.annotate(
+        number, (x, 0), (0, -4), xycoords=axis.get_xaxis_transform(), textcoords="offset points",
+        rotation=90 if upright else 0, ha="center", va="top", fontsize=9.5, color=INK, annotation_clip=False,
     )  # fmt: skip
     if goal is not None:
         axis.hlines(goal, x - 0.5 * width, x + 0.5 * width, color=GOAL, lw=2.5, zorder=3)
 
 
-def _side_by_side(title: str, rows: list[Row], widths: Sequence[int]) -> tuple[Figure, list[Any]]:
-    """A figure with axes side by side, under two lines that say what was measured, where, and with what."""
-    count = sum(widths)
-    width = min(16, max(9.5, 3 + (4.2 if count == len(widths) else 1.55) * count))
+def _axes(title: str, rows: list[Row], grid: tuple[int, int], height: float) -> tuple[Figure, list[Any]]:
+    """A figure with axes, under two lines that say what was measured, where, and with what.
+
+    Args:
+        grid: of the axes, rows and columns.
+        height: of a row in inches.
+    """
+    whole = HEAD + FOOT + height * grid[0]
     # What the layout may use: the head above and the legend below are placed by hand.
-    figure = Figure(figsize=(width, 5.4), layout=ConstrainedLayoutEngine(rect=(0.004, 0.065, 0.99, 0.815)))
+    layout = ConstrainedLayoutEngine(rect=(0.004, FOOT / whole, 0.992, 1 - (HEAD + FOOT) / whole), hspace=0.06)
+    figure = Figure(figsize=(WIDTH, whole), layout=layout)
     backend = next(row["variant"] for row in rows if not is_base(row))
     row = rows[-1]
     versions = f"torch {row['torch']}" + (f", triton {row['triton']}" if backend == "triton" else "")
     commit = f"commit {row['commit']}" if row["commit"] else ""
     where = [row["device"], f"backend {backend}", versions, commit, row["date"][:10]]
-    figure.text(0.01, 0.975, title, va="top", fontsize=12.5, color=INK, weight="bold")
-    figure.text(0.01, 0.925, " · ".join(part for part in where if part), va="top", fontsize=10, color=GREY)
-    axes = figure.subplots(1, len(widths), squeeze=False, width_ratios=list(widths))[0]
-    return figure, list(axes)
+    figure.text(0.01, 1 - 0.1 / whole, title, va="top", fontsize=13, color=INK, weight="bold")
+    place = " · ".join(part for part in where if part)
+    figure.text(0.01, 1 - 0.4 / whole, place, va="top", fontsize=10, color=FAINT)
+    axes = figure.subplots(*grid, squeeze=False)
+    return figure, list(axes.flat)
 
 
 def _legend(figure: Figure, handles: list[Any]) -> None:
-    figure.legend(handles=handles, loc="lower right", ncols=len(handles), frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False)
 
 
 def _fastest(rows: list[Row]) -> list[Row]:
@@ -238,6 +270,15 @@ def _fastest(rows: list[Row]) -> list[Row]:
     found = {row["variant"] for row in rows}
     chosen = next((name for name in FASTEST if name in found), None)
     return [row for row in rows if is_base(row) or row["variant"] == chosen]
+
+
+def _growing(rows: Sequence[Row]) -> set[str]:
+    """The series with more than one size: others are no curve."""
+    sizes: dict[str, set[int]] = {}
+    for row in rows:
+        if not is_base(row):
+            sizes.setdefault(row["series"], set()).add(_size(row))
+    return {name for name, found in sizes.items() if len(found) > 1}
 
 
 def _size(row: Row) -> int:
@@ -260,7 +301,7 @@ def _shade(index: int, count: int) -> str:
 
 
 def _mode_text(mode: str) -> str:
-    return {"graph": "inside a CUDA graph", "eager": "eager", "cpu": "on the CPU"}[mode]
+    return {"graph": "inside a CUDA graph", "eager": "eager", "cpu": "eager, on a CPU"}[mode]
 
 
 def _slug(text: str) -> str:

@@ -25,7 +25,7 @@ Only = Annotated[
     ),
 ]
 Seconds = Annotated[float | None, typer.Option("--seconds", min=0, help="Stop after this time; what is measured is kept.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Tiny cases and few samples: whether it runs, in a few seconds.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few cases and few samples, in a few seconds.")]
 Backend = Annotated[str, typer.Option("--backend", help="Of mixture norm: auto, triton or reference.")]
 Reference = Annotated[bool, typer.Option("--reference", help="Measure the plain reference, too.")]
 Layout = Annotated[str, typer.Option("--layout", help="Of layer, inference and memory: channels_last, contiguous or both.")]

@@ -31,7 +31,10 @@ def run_in_processes(queue: RunQueue, place: Place, jobs: int) -> None:
             worker = _Worker(place, threads)
             workers.append(worker)
         if worker is not None:
-            worker.begin(queue.next())
+            config = queue.next()
+            worker.begin(config)
+            if config is not None:
+                queue.begins(config)
 
     with stopped_by_sigterm():
         try:

@@ -33,6 +33,10 @@ class RunQueue:
     def next(self) -> RunConfig | None:
         return self._waiting.popleft() if self._waiting else None
 
+    def begins(self, config: RunConfig) -> None:
+        """A process has it, which may take a while until it says so."""
+        self.display.run(run_name(config))
+
     def heard(self, config: RunConfig, what: str, values: Any) -> None:
         """RunProgress; or "done", with a failure or None; "stop", with what concerns all runs; or "lost", with how.
 

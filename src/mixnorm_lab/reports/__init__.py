@@ -70,7 +70,7 @@ def write_plane(folder: Path, data: str, results: Sequence[Result]) -> tuple[Pat
     shown: tuple[Picture, ...] = ()
     missing: tuple[str, ...] = ()
     try:
-        shown = (plane_points.draw(data, results, pictures),)
+        shown = (plane_points.draw(data, results, pictures, narrow=True),)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise

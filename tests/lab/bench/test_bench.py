@@ -3,16 +3,18 @@
 import csv
 import errno
 import math
+import re
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from mixnorm_lab.bench import display, goals, measure, run, steps, traffic
 from mixnorm_lab.bench import errors as bench_errors
-from mixnorm_lab.bench import goals, measure, run, steps, traffic
-from mixnorm_lab.bench.cases import BENCHMARKS, Case, all_cases, cpu_cases, gpu_cases, select
+from mixnorm_lab.bench.cases import BENCHMARKS, TOY, Case, all_cases, cpu_cases, gpu_cases, select
 from mixnorm_lab.bench.errors import relative
 from mixnorm_lab.bench.steps import Variant
 from mixnorm_lab.cli import app
@@ -102,7 +104,7 @@ def test_two_runs_make_one_table_and_the_last_counts(tmp_path):
     only = ["layer", *FAST, "--only", "fp32", "--only", "K=1", "--out", path]
     assert invoke(*only).exit_code == 0
     with path.open("a") as file:
-        file.write("layer,,8x16x4x4,mo")  # a run that was killed
+        file.write("layer,,64x64x16x16,mo")  # a run that was killed
     assert invoke(*only).exit_code == 0
     assert len(path.read_text().splitlines()) == 1 + 2 + 1 + 2
     assert [row["variant"] for row in read(path)] == ["batch_norm", "reference"]
@@ -132,7 +134,7 @@ def test_a_case_that_fails_is_recorded_and_the_run_goes_on(tmp_path, monkeypatch
     assert one["failure"] == "OutOfMemoryError: too little memory"
     assert one["time_ms"] is None
     assert three["time_ms"] > 0
-    assert "failed: 8x16x4x4 fp32 reference K=1: OutOfMemoryError" in result.output
+    assert "failed: 64x64x16x16 fp32 reference K=1: OutOfMemoryError" in result.output
     assert invoke("plot", path, "--out", tmp_path).exit_code == 0
 
 
@@ -148,7 +150,7 @@ def test_inputs_that_cannot_be_made_are_recorded_for_every_variant(tmp_path, mon
     ("arguments", "sentence"),
     [
         (["layers"], "mixnorm bench layers is unknown: choose from all, layer, cost"),
-        (["layer", "--only", "1x2x3x4"], "'1x2x3x4' matches no case here: choose from layer; 8x16x4x4; fp32, bf16"),
+        (["layer", "--only", "1x2x3x4"], "'1x2x3x4' matches no case here: choose from layer; 64x64x16x16; fp32, bf16"),
         (["layer", "--only", "K=7"], "K=1, K=3"),
         (["layer", "--backend", "cuda"], "choose from auto, reference, triton"),
         (["layer", "--backend", "triton", "--device", "cpu"], "--backend triton cannot run on a CPU: use auto"),
@@ -180,7 +182,7 @@ def test_without_rich_the_lines_are_plain(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     result = invoke("layer", *FAST, "--only", "fp32,K=1")
     assert result.exit_code == 0
-    assert "1/1 layer 8x16x4x4 fp32 cpu: batch_norm" in result.output
+    assert "1/1 layer 64x64x16x16 fp32 cpu: batch_norm" in result.output
 
 
 def test_bytes_are_what_a_hand_count_gives():
@@ -275,8 +277,8 @@ def test_samples_are_taken_in_turns():
     order = []
     steps = {name: lambda name=name: order.append(name) for name in "ab"}
     times = measure.alternate(steps, "cpu", quick=True, deadline=math.inf)
-    assert "".join(order[2:]) == ("aaa" + "bbb") * 2  # two of three count
-    assert [len(samples) for samples in times.values()] == [4, 4]
+    assert "".join(order[2:]) == ("aaaa" + "bbbb") * 4  # three of four count
+    assert [len(samples) for samples in times.values()] == [12, 12]
 
 
 def test_the_error_is_relative():
@@ -359,3 +361,126 @@ def test_a_full_disk_ends_the_run_with_a_sentence_and_the_table(tmp_path, monkey
     assert result.exit_code == 2
     assert "could not be written: No space left on device" in result.output
     assert "layer · " in result.output
+
+
+# --- what people see ----------------------------------------------------------------------------------------------------
+
+
+def cpu_rows(*names, spread=0.1):
+    """Rows as of a CPU: batch norm takes a millisecond, K components K + 1."""
+    found = []
+    for case in (case for case in cpu_cases() if case.benchmark == "layer" and case.name in names):
+        for variant in (Variant("batch_norm"), *(Variant("compiled", k) for k in case.components)):
+            ms = 1.0 + (variant.num_components or 0)
+            row = run.blank_row(case, variant) | {"time_ms": ms, "p20_ms": ms * (1 - spread), "p80_ms": ms * (1 + spread)}
+            numbers = {"ratio": ms, "bandwidth_share": 0.5, "error": 1e-7, "error_grad": 1e-7}
+            where = {"device": "a CPU, 2 threads", "torch": "2.13", "triton": "", "commit": "abc1234", "date": "2026-01-01"}
+            found.append(row | numbers | where)
+    return found
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A terminal of 80 columns on stdout, as text."""
+    pytest.importorskip("rich")
+    for name, value in {"COLUMNS": "80", "LINES": "24", "FORCE_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_figures_of_a_cpu_say_so_and_have_their_shape():
+    [table] = display.tables(cpu_rows("64x128x8x8"))
+    assert table.title == "layer · eager, on a CPU · a CPU, 2 threads"
+    assert any("Measured on a CPU, in eager mode" in note for note in table.notes)
+    assert [row["case"] for row in table.rows if row["case"]] == ["64x128x8x8 fp32 normal", "64x128x8x8 fp32"]
+    assert not any("Measure again" in note or "(toy)" in note for note in table.notes)
+
+
+def test_toys_and_a_busy_machine_are_told():
+    [table] = display.tables(cpu_rows("64x128x8x8", spread=0.5))
+    assert any("the times of 8 of 8 rows varied from call to call" in note for note in table.notes)
+    small = [{**row, "case": "8x16x4x4", "m": 128, "channels": 16} for row in cpu_rows("64x128x8x8")]
+    [table] = display.tables(small)
+    assert table.rows[0]["case"] == "8x16x4x4 fp32 normal (toy)"
+    assert any(note.startswith("(toy): a tensor so small") for note in table.notes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_ratio_of_a_quick_layer_is_of_no_toy(device):
+    layers = [case for case in all_cases(device, quick=True) if case.benchmark in ("layer", "inference")]
+    assert all(case.numel > 20 * TOY for case in layers)
+
+
+def test_a_table_fits_a_terminal_and_says_what_it_left_out(terminal, capsys):
+    display.show(cpu_rows("64x128x8x8", "64x448x8x8"))
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    [heading] = [line for line in lines if line.startswith("case ")]
+    assert {"variant", "K", "time", "base"} <= set(heading.split())
+    assert any(line.startswith("Left out for want of room: grad, error") for line in lines)
+    assert sum("compiled" in line and "ms" in line for line in lines) == 12  # a line for each, none broken
+
+
+def test_what_was_measured_before_an_interruption_is_told(capsys):
+    with suppress(KeyboardInterrupt), display.BenchDisplay() as shown:
+        shown.begin(cpu_cases()[0], 0, 3)
+        shown.finish(cpu_rows("64x128x8x8")[:2])
+        shown.begin(cpu_cases()[1], 1, 3)
+        raise KeyboardInterrupt
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1/3 layer 64x128x8x8 fp32 cpu normal: batch_norm 1 ms, K=3 4.00× (0:00 elapsed)"
+    assert lines[1] == "Interrupted: 1 of 3 cases are measured."
+
+
+def drawn(figure):
+    """Every text of a figure that is somewhere, with its place in pixels."""
+    figure.draw_without_rendering()
+    texts = [text for axis in figure.axes for text in axis.texts]
+    return [(text, text.get_window_extent()) for text in texts if text.get_text()]
+
+
+@pytest.mark.parametrize("names", [("64x128x8x8",), ("64x128x8x8", "64x448x8x8", "64x64x32x32")])
+def test_no_number_of_a_bar_is_struck_through(names):
+    plots = pytest.importorskip("mixnorm_lab.bench.plots")
+    rows = cpu_rows(*names)
+    with plots.mpl.rc_context(plots.STYLE):
+        figure = plots.layer(rows)
+        found = drawn(figure)
+    [axis] = figure.axes
+    assert len(found) == sum(row["variant"] == "compiled" for row in rows)
+    foot = axis.get_window_extent().y0
+    for text, box in found:
+        assert box.y1 <= foot + 1  # below the axis, where neither batch norm's line nor a goal can be
+        assert all(other is text or not box.overlaps(place) for other, place in found)
+    ticks = [label.get_window_extent() for label in axis.get_xticklabels()]
+    assert not any(box.overlaps(tick) for _, box in found for tick in ticks)
+    assert all(not one.overlaps(other) for i, one in enumerate(ticks) for other in ticks[:i])
+
+
+def test_logarithmic_axes_of_a_benchmark_say_so():
+    plots = pytest.importorskip("mixnorm_lab.bench.plots")
+    rows = []
+    for case in (case for case in cpu_cases() if case.benchmark in ("scaling", "fit")):
+        base = Variant("scikit_learn" if case.benchmark == "fit" else "batch_norm", 3 if case.benchmark == "fit" else None)
+        for variant in (base, *(Variant("compiled", k) for k in case.components)):
+            ms = case.points * (variant.num_components or 1) / 1e4
+            where = {"device": "a CPU", "torch": "2.13", "triton": "", "commit": "", "date": "2026-01-01"}
+            rows.append(run.blank_row(case, variant) | {"time_ms": ms} | where)
+    with plots.mpl.rc_context(plots.STYLE):
+        for benchmark, picture in (("scaling", plots.scaling), ("fit", plots.fit)):
+            figure = picture([row for row in rows if row["benchmark"] == benchmark])
+            figure.draw_without_rendering()
+            scales = set()
+            for axis in figure.axes:
+                for which, label in (("x", axis.get_xlabel()), ("y", axis.get_ylabel())):
+                    scale = getattr(axis, f"get_{which}scale")()
+                    scales.add(scale)
+                    assert ("log scale" in label) == (scale == "log")
+                assert not axis.get_legend().get_window_extent().overlaps(axis.get_window_extent())
+            assert "log" in scales
+
+
+def test_one_size_alone_is_no_curve(tmp_path):
+    plots = pytest.importorskip("mixnorm_lab.bench.plots")
+    one = [{**row, "benchmark": "scaling", "series": "m"} for row in cpu_rows("64x128x8x8")[:2]]
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.draw(one, tmp_path)

@@ -177,7 +177,7 @@ def test_benchmarks_print_json_alone_on_stdout():
     result = invoke("bench", "layer", *arguments, "--json")
     rows = json.loads(result.stdout)
     assert {row["variant"] for row in rows} == {"batch_norm", "reference"}
-    assert "layer 8x16x4x4 fp32 cpu" in result.stderr
+    assert "layer 64x64x16x16 fp32 cpu" in result.stderr
 
 
 @pytest.mark.parametrize(

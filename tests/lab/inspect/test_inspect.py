@@ -293,6 +293,24 @@ def test_every_channel_has_a_column_and_every_norm_two_rows(modes):
     np.testing.assert_allclose(whole, first + second)
 
 
+def test_a_phone_has_fewer_channels_in_a_picture_of_its_own(tmp_path):
+    view = layer_densities(DigitsCNN(), images(), "conv2.norm")
+    wide, narrow = (pictures.before_and_after(view, most)[1] for most in (4, 2))
+    assert [axis.get_title() for axis in narrow.axes[:2]] == [axis.get_title() for axis in wide.axes[:2]]
+    assert len(wide.axes) == 2 * len(narrow.axes) == 4 * 6
+    assert narrow.get_figwidth() < 4.5 < 9 < wide.get_figwidth()  # inches: text is twice as large on a page of equal width
+    [picture] = pictures.draw(tmp_path, densities=view, narrow=True)
+    assert picture.narrow
+    assert "A wider page has more channels." not in picture.caption
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "densities-conv2-norm.png", "densities-conv2-norm.svg", "narrow-densities-conv2-norm.svg",
+    }  # fmt: skip
+    for figure in (wide, narrow):
+        figure.draw_without_rendering()
+        assert all(text.get_window_extent().x0 >= 0 and text.get_window_extent().x1 <= figure.bbox.x1
+                   for legend in figure.subfigs[0].legends for text in legend.get_texts())  # fmt: skip
+
+
 def training(epochs, done=None, scale=1.0):
     """A run with components that swap their places: the heavier one first, then the lighter one.
 

@@ -128,7 +128,8 @@ def test_a_page_of_generators(tmp_path):
     assert "Mixture norm&#x27;s generator reached" in page
     assert "no comparison yet" not in page
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert {"dcgan-cifar10-distance.svg", "dcgan-cifar10-samples.png"} <= names
+    assert {"dcgan-cifar10-distance.svg", "dcgan-cifar10-samples.png", "narrow-dcgan-cifar10-samples.svg"} <= names
+    assert page.count("<source ") == 1  # for a narrow page
 
 
 def test_generators_and_classifiers_in_one_report(tmp_path, monkeypatch):
@@ -206,5 +207,6 @@ def test_modes_as_a_table_and_a_picture(tmp_path):
     assert found["mixture norm"]["all"] == 3
     assert found["batch norm"]["reached"].mean < 8
     assert found["batch norm"]["divergence"].mean > 0.3
-    picture = plane_points.draw("ring", results, tmp_path)
+    picture = plane_points.draw("ring", results, tmp_path, narrow=True)
+    assert (tmp_path / picture.narrow_file).stat().st_size > 1000
     assert (tmp_path / f"{picture.name}.svg").stat().st_size > 1000

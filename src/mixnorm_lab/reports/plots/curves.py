@@ -11,12 +11,24 @@ import numpy as np
 from mixnorm_lab.reports.model.comparison import compare
 from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, partner, values
 from mixnorm_lab.reports.plots.panels import Panel, panels, styles
-from mixnorm_lab.reports.plots.style import BLUE, DASHES, FORMATS, LAYERS, STYLE, Picture, new_figure, save, slug
+from mixnorm_lab.reports.plots.style import (
+    BLUE,
+    DASHES,
+    FORMATS,
+    LAYERS,
+    STYLE,
+    Picture,
+    legend_below,
+    new_figure,
+    save,
+    slug,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WINDOW = 10  # epochs, the paper's
+FEW, APART = 5, 0.06  # epochs whose points are shown; how far apart those of one epoch are
 MOST_LINES = 14  # layers that have a line each in one picture
 
 # What a picture shows: a number of every epoch, the best so far against steps or seconds, or the components in use.
@@ -45,7 +57,9 @@ def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]
         return keys[-1] in kinds and any(all(group.has(key) for key in keys) for group in panel.groups)
 
     made = [errors(panel, key) for key in (PLAIN, RECALIBRATED) if there(key)]
-    made += [soonest(panel, against) for against in ("steps", "train_seconds") if there(PLAIN, against)]
+    # Of one epoch the picture against steps would be that of the errors again.
+    against = ("train_seconds",) if _of_one_epoch(panel) else ("steps", "train_seconds")
+    made += [soonest(panel, number) for number in against if there(PLAIN, number)]
     further = ("train_error", "train_loss", "test_loss") if panel.name == "densenet" else ("train_error",)  # as in the paper
     return made + [errors(panel, key) for key in further if there(key)]
 
@@ -64,26 +78,37 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     title, axis_label = TITLES[key]
     scale = 100.0 if key.endswith("error") else 1.0
     figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
-    drawn, shaded = [], {}  # the words for what is shaded, each once
+    drawn: list[np.ndarray] = []
+    words: dict[str, bool] = {}  # what the spread is over, each once
+    edges: list[np.ndarray] = []  # of the spread, which a few epochs have room for
+    number = sum(group.has(key) for group in panel.groups)
+    one_epoch = _of_one_epoch(panel)
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not group.has(key):
             continue
-        x, all_values = _over_seeds(group, key, scale)
+        x, all_values = _measured(group, key, scale)
+        if one_epoch:  # beside each other
+            x = x + APART * (len(drawn) - (number - 1) / 2)
         if len(all_values) > 1:
             line = centre = all_values.mean(axis=0)
             deviation = all_values.std(axis=0, ddof=1)
-            shaded["over the seeds"] = True
+            words["over the seeds"] = True
         else:
             window = max(2, min(WINDOW, len(x) // 4))
-            shaded[f"within {window} epochs, of one seed"] = True
             line = all_values[0]
             centre, deviation = _rolling(line, window)
-        axis.plot(x, line, label=label, lw=1.6 if len(x) < 60 else 1.2, **style)
-        axis.fill_between(x, centre - deviation, centre + deviation, color=style["color"], alpha=0.18, linewidth=0)
+            if len(x) > 1:
+                words[f"within {window} epochs, of one seed"] = True
+        _curve(axis, x, line, label, {"lw": 1.6 if len(x) < 60 else 1.2, **style})
+        _spread(axis, x, centre, deviation, style["color"])
         drawn.append(line)
-    _limits(axis, drawn)
-    _legend(figure, axis, panel)
-    caption = f"Shaded: one standard deviation {' or '.join(shaded)}."
+        edges += [centre - deviation, centre + deviation] if len(x) <= FEW else []
+    _limits(axis, drawn + edges)
+    if one_epoch:
+        _only(axis, 1)
+    legend_below(figure)
+    how = "Bars" if one_epoch else "Shaded"
+    caption = f"{how}: one standard deviation {' or '.join(words)}." if words else "One epoch, one seed."
     if key == RECALIBRATED:
         caption += " Before each evaluation the statistics of all norms were refilled from training batches."
     return Picture(f"{panel.name}-{key.replace('_', '-')}", f"{title}: {panel.title}", caption), figure
@@ -97,17 +122,18 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
     title = f"Best so far against {name}: {panel.title}"
     figure, axis = new_figure(title, axis_label, "lowest test error so far, %")
     drawn: list[np.ndarray] = []
+    edges: list[np.ndarray] = []
     dots: list[str] = []
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not (group.has(PLAIN) and group.has(against)):
             continue
         x = _over_seeds(group, against, 1 / unit)[1].mean(axis=0)
         best = np.fmin.accumulate(_over_seeds(group, PLAIN, 100.0)[1], axis=1)
-        axis.plot(x, best.mean(axis=0), label=label, **style)
-        if len(best) > 1:
-            low, high = best.mean(axis=0) - best.std(axis=0, ddof=1), best.mean(axis=0) + best.std(axis=0, ddof=1)
-            axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        drawn.append(best.mean(axis=0))
+        line, deviation = best.mean(axis=0), best.std(axis=0, ddof=1) if len(best) > 1 else np.zeros(len(x))
+        _curve(axis, x, line, label, style)
+        _spread(axis, x, line, deviation, style["color"])
+        drawn.append(line)
+        edges += [line - deviation, line + deviation] if len(x) <= FEW else []
         base = partner(group, panel.groups)
         if base is None:
             continue
@@ -123,9 +149,9 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
             axis.errorbar(
                 when.mean / unit, level, fmt="o", ms=6.5, color=style["color"], mec="white", mew=1, zorder=5, **spread
             )
-    _limits(axis, drawn, skip=8)
+    _limits(axis, drawn + edges, skip=8)
     axis.set_xlim(left=0)
-    _legend(figure, axis, panel)
+    legend_below(figure)
     caption = "Thin line: batch norm's best."
     if dots:
         who = "mixture norm" if all(group.config.norm is None for group in panel.groups) else "another norm"
@@ -133,12 +159,29 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
     return Picture(f"{panel.name}-best-by-{name}", title, caption), figure
 
 
-def _legend(figure: Figure, axis: Any, panel: Panel) -> None:
-    """Below the curves where there are many norms, which would lie under it."""
-    if len(panel.groups) > 3 and any(group.config.norm is not None for group in panel.groups):
-        figure.legend(loc="outside lower center", ncols=2)
+def _of_one_epoch(panel: Panel) -> bool:
+    return all(len(run.epochs) == 1 for group in panel.groups for run in group.runs)
+
+
+def _only(axis: Any, epoch: int) -> None:
+    """An axis of one epoch alone."""
+    axis.set_xlim(epoch - 0.5, epoch + 0.5)
+    axis.set_xticks([epoch])
+
+
+def _curve(axis: Any, x: np.ndarray, line: np.ndarray, label: str, style: dict[str, Any]) -> None:
+    """A line, of few epochs with points: of one there is no line."""
+    few = {"marker": "o", "ms": 6 if len(x) == 1 else 3.5} if len(x) <= FEW else {}
+    axis.plot(x, line, label=label, **few, **style)
+
+
+def _spread(axis: Any, x: np.ndarray, centre: np.ndarray, deviation: np.ndarray, color: str) -> None:
+    """One standard deviation: an area around a line, a bar through a point."""
+    if len(x) == 1:
+        if deviation[0] > 0:
+            axis.errorbar(x, centre, yerr=deviation, fmt="none", ecolor=color, elinewidth=1.2, capsize=3)
     else:
-        axis.legend(loc="upper right")
+        axis.fill_between(x, centre - deviation, centre + deviation, color=color, alpha=0.18, linewidth=0)
 
 
 def components(group: Group) -> tuple[Picture, Figure] | None:
@@ -172,12 +215,15 @@ def _components_lines(title: str, layers: list[str], x: np.ndarray, used: np.nda
         smooth, deviation = (np.mean([_rolling(run[i], window)[part] for run in used], axis=0) for part in (0, 1))
         smooth = smooth + 0.03 * (i - (len(layers) - 1) / 2)  # equal lines would hide each other
         color, dash = LAYERS[i % len(LAYERS)], DASHES[i // len(LAYERS) % len(DASHES)]
-        axis.plot(x, smooth, color=color, ls=dash, label=layer)
-        axis.fill_between(x, smooth - deviation, smooth + deviation, color=color, alpha=0.15, linewidth=0)
+        _curve(axis, x, smooth, layer, {"color": color, "ls": dash})
+        _spread(axis, x, smooth, deviation, color)
     axis.set_ylim(0, top + 0.5)
     axis.set_yticks(range(int(top) + 1))
-    axis.legend(loc="lower left", ncols=2 if len(layers) > 4 else 1)
-    caption = f"For each mixture norm, averaged over {window} epochs; shaded: one standard deviation."
+    if len(x) == 1:
+        _only(axis, x[0])
+    legend_below(figure)
+    averaged = f", averaged over {window} epochs; shaded: one standard deviation" if len(x) > 1 else ""
+    caption = f"For each mixture norm{averaged}."
     return caption + (" Lines are drawn a little apart." if len(layers) > 1 else ""), figure
 
 
@@ -196,6 +242,13 @@ def _over_seeds(group: Group, key: str, scale: float = 1.0) -> tuple[np.ndarray,
     count = min(len(run.epochs) for run in group.runs)
     x = np.array([epoch["epoch"] for epoch in group.runs[0].epochs[:count]])
     return x, np.array([values(run, key, scale)[:count] for run in group.runs])
+
+
+def _measured(group: Group, key: str, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """As :func:`_over_seeds`, without the epochs in which it was not measured for all."""
+    x, found = _over_seeds(group, key, scale)
+    there = ~np.isnan(found).any(axis=0)
+    return x[there], found[:, there]
 
 
 def _rolling(line: np.ndarray, window: int) -> tuple[np.ndarray, np.ndarray]:
@@ -226,6 +279,7 @@ def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
     low, high = min(line.min() for line in there), max(line.max() for line in there)
     if low > 0 and high / low > 6:
         axis.set_yscale("log")
+        axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
         axis.set_ylim(low / 1.15, high * 1.15)
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

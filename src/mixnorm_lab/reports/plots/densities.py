@@ -13,7 +13,7 @@ import numpy as np
 from mixnorm_lab.inspect.densities import COLUMNS, Density, LayerDensities, weighted_densities
 from mixnorm_lab.reports.model.groups import families
 from mixnorm_lab.reports.plots.curves import components
-from mixnorm_lab.reports.plots.style import BLUE, FORMATS, INK, LAYERS, ORANGES, STYLE, Picture, save, slug
+from mixnorm_lab.reports.plots.style import BLUE, FORMATS, INK, LAYERS, ORANGES, STYLE, Picture, save, save_narrow, slug
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.storage.snapshots import SILENT, STAGES, lively, snapshot_epochs, spread
 
@@ -25,6 +25,8 @@ POINTS = 150  # on a curve
 STEPS = np.linspace(-3.5, 3.5, 57)  # deviations from its mean, where every component has points of its own
 MIN_VARIANCE = 1e-12
 SPIKES = " Spikes are cut off."
+NARROW_COLUMNS, NARROW_WIDTH = 2, 4.2  # channels and inches, for a phone
+NARROW = " A wider page has more channels."
 HARDLY_VARY = f" Channels that hardly vary, with less than {SILENT:.0%} of the largest deviation, are left out."
 
 
@@ -38,7 +40,7 @@ def write(
         record: of the training, for the components over its epochs.
         layer: whose components; ``None`` is the first mixture norm.
     """
-    made = draw(folder, densities=densities, record=record, layer=layer, counts=True)
+    made = draw(folder, densities=densities, record=record, layer=layer, counts=True, narrow=True)
     return [folder / f"{picture.name}.png" for picture in made]
 
 
@@ -49,49 +51,72 @@ def draw(
     record: Record | None = None,
     layer: str | None = None,
     counts: bool = False,
+    narrow: bool = False,
     formats: Sequence[str] = FORMATS,
 ) -> list[Picture]:
-    """As :func:`write`, the last view only with ``counts``; returns the pictures for a report."""
+    """As :func:`write`, the last view only with ``counts``; returns the pictures for a report.
+
+    Args:
+        narrow: draw the first two again for a phone, with fewer channels.
+    """
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
-        made = [] if densities is None else [before_and_after(densities)]
-        if record is not None:
-            drawn = (evolution(record, layer), in_use(record) if counts else None)
-            made += [one for one in drawn if one is not None]
-        for picture, figure in made:
-            width = round(17 * figure.get_figwidth())  # letters in a line
-            caption = textwrap.fill(picture.caption, width)
-            figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=FAINT, linespacing=1.4)
+        made = _views(densities, record, layer)
+        small = _views(densities, record, layer, NARROW_COLUMNS) if narrow else []
+        counted = in_use(record) if record is not None and counts else None
+        made += [] if counted is None else [counted]
+        for (picture, figure), size, an_inch in [*((one, 8.0, 17) for one in made), *((one, 9.5, 13) for one in small)]:
+            caption = textwrap.fill(picture.caption, round(an_inch * figure.get_figwidth()))  # letters in a line
+            figure.supxlabel(caption, x=0.01, ha="left", fontsize=size, color=FAINT, linespacing=1.4)
         save(made, folder, formats)
-    return [replace(picture, caption="", wide=True) for picture, _ in made]
+        save_narrow(small, folder)
+    there = {picture.name for picture, _ in small}
+    return [replace(picture, caption="", wide=True, narrow=picture.name in there) for picture, _ in made]
 
 
-def before_and_after(view: LayerDensities) -> tuple[Picture, Figure]:
+def _views(
+    densities: LayerDensities | None, record: Record | None, layer: str | None, columns: int = COLUMNS
+) -> list[tuple[Picture, Figure]]:
+    """The views of a layer's channels, the first ``columns`` of them."""
+    drawn = (
+        None if densities is None else before_and_after(densities, columns),
+        None if record is None else evolution(record, layer, columns),
+    )
+    return [one for one in drawn if one is not None]
+
+
+def before_and_after(view: LayerDensities, most: int = COLUMNS) -> tuple[Picture, Figure]:
     """A column for each channel, and for each norm two rows: the layer's input with its mixture, and the output."""
     title = f"Activations of {view.layer} before and after batch norm and mixture norm"
-    rows, columns = 2 * len(view.norms), len(view.channels)
-    figure = _figure(title, (1.4 + 2.1 * columns, 1.6 + 1.35 * rows + 0.9 * max(0, 4 - columns)))  # a narrow caption is long
+    rows, channels = 2 * len(view.norms), view.channels[:most]
+    columns, more = len(channels), len(view.channels) > most
+    narrow = most <= NARROW_COLUMNS
+    width = NARROW_WIDTH if narrow else 1.4 + 2.1 * columns
+    long = 2.7 if narrow else 0.9 * (4 - columns)  # a narrow caption is
+    figure = _figure(title, (width, 1.6 + 1.35 * rows + long))
     body: Any = figure.subfigures()  # its legend leaves room for a caption below
     axes = body.subplots(rows, columns, squeeze=False)
     cut = False
     for number, norm in enumerate(view.norms):
         color = BLUE if norm.name == "BN" else ORANGES[0]
         for row, word, found in ((2 * number, "before", norm.before), (2 * number + 1, "after", norm.after)):
-            for axis, density in zip(axes[row], found, strict=True):
+            for axis, density in zip(axes[row], found[:columns], strict=True):
                 cut |= _density(axis, density, after=word == "after")
             axes[row, 0].set_ylabel(f"{word} {norm.name}", color=color, fontweight="bold")
-    for column, channel in enumerate(view.channels):
+    for column, channel in enumerate(channels):
         axes[0, column].set_title(f"channel {channel}", fontsize=10)
     count = max(len(density.weights) for norm in view.norms for density in norm.before)
-    _legend(body, count, columns=5 if columns > 3 else columns)
+    _legend(body, count, columns=5 if columns > 3 else 1 if narrow else columns)
     caption = (
         f"{view.points:,} points of one training batch. Before: the mixture, fitted to all channels together, one Gaussian "
         "for BN; fit is how much of the histogram lies under its density. After: the normal distribution with the mean and "
         "deviation of the output; normal is how much of the histogram lies under it. Dashed: the components, as they go "
         "in and as they come out, numbered by weight for each norm anew."
     )
-    return Picture(f"densities-{slug(view.layer)}", title, caption + cut * SPIKES + view.left_out * HARDLY_VARY), figure
+    return Picture(
+        f"densities-{slug(view.layer)}", title, caption + cut * SPIKES + view.left_out * HARDLY_VARY + more * NARROW
+    ), figure
 
 
 def _density(axis: Any, density: Density, after: bool) -> bool:
@@ -130,7 +155,7 @@ def _legend(figure: Any, count: int, columns: int) -> None:
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.4)
 
 
-def evolution(record: Record, layer: str | None = None) -> tuple[Picture, Figure] | None:
+def evolution(record: Record, layer: str | None = None, most: int = COLUMNS) -> tuple[Picture, Figure] | None:
     """A row for each stage of the training: the weights of a layer's components, and their densities in a few channels.
 
     ``None`` where the record has no mixtures of the layer.
@@ -145,9 +170,12 @@ def evolution(record: Record, layer: str | None = None) -> tuple[Picture, Figure
     taken = [epoch for epoch in taken if epoch["epoch"] in wanted]
     channels = taken[0]["mixtures"][layer]["channels"]
     usual = spread(len(channels), COLUMNS)
-    drawn = lively(_deviations(taken[-1]["mixtures"][layer]), usual, COLUMNS)
+    found_lively = lively(_deviations(taken[-1]["mixtures"][layer]), usual, COLUMNS)
+    drawn, more = found_lively[:most], len(found_lively) > most
     title = f"Components of {layer} during the training: {record.config.name}"
-    figure = _figure(title, (2.2 + 2.0 * len(drawn), 1.6 + 1.3 * len(taken)))
+    narrow = most <= NARROW_COLUMNS
+    width = NARROW_WIDTH if narrow else 2.2 + 2.0 * len(drawn)
+    figure = _figure(title, (width, 1.6 + 1.3 * len(taken) + 0.8 * narrow))
     axes = figure.subplots(len(taken), 1 + len(drawn), squeeze=False, sharex="col", width_ratios=[0.8] + [1] * len(drawn))
     cut = False
     largest = max(_components(epoch["mixtures"][layer], drawn[0])[0][0] for epoch in taken)
@@ -169,7 +197,9 @@ def evolution(record: Record, layer: str | None = None) -> tuple[Picture, Figure
         "few channels. Colours number the components by weight, in each row anew. All rows of a column have the same "
         "horizontal axis."
     )
-    return Picture(f"evolution-{slug(layer)}", title, caption + cut * SPIKES + (drawn != usual) * HARDLY_VARY), figure
+    return Picture(
+        f"evolution-{slug(layer)}", title, caption + cut * SPIKES + (found_lively != usual) * HARDLY_VARY + more * NARROW
+    ), figure
 
 
 def _components(mixture: dict[str, Any], channel: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,25 +12,29 @@ import numpy as np
 from mixnorm_lab.reports.model.generators import DISTANCE, feature_labels, lowest, title
 from mixnorm_lab.reports.model.groups import Family, Group, values
 from mixnorm_lab.reports.plots.panels import styles
-from mixnorm_lab.reports.plots.style import FORMATS, STYLE, Picture, new_figure, save, slug
+from mixnorm_lab.reports.plots.style import FORMATS, STYLE, Picture, legend_below, new_figure, save, save_narrow, slug
 from mixnorm_lab.storage.folders import samples_picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(families: Sequence[Family], folder: Path, formats: Sequence[str] = FORMATS) -> list[Picture]:
-    """The distance against updates, and the samples of the first seed at the lowest distance."""
+def draw(families: Sequence[Family], folder: Path, formats: Sequence[str] = FORMATS, narrow: bool = False) -> list[Picture]:
+    """The distance against updates, and the samples of the first seed at the lowest distance; these again for a phone."""
     import matplotlib as mpl
 
     made: list[tuple[Picture, Figure]] = []
+    small: list[tuple[Picture, Figure]] = []
     with mpl.rc_context(STYLE):
         for family in families:
             there = [group for group in family.groups if group.has(DISTANCE)]
             if there:
                 made += [_curve(family, there), *_samples(family, there)]
+                small += _samples(family, there, below=True) if narrow else []
         save(made, folder, formats)
-    return [picture for picture, _ in made]
+        save_narrow(small, folder)
+    there_too = {picture.name for picture, _ in small}
+    return [replace(picture, narrow=picture.name in there_too) for picture, _ in made]
 
 
 def _curve(family: Family, there: Sequence[Group]) -> tuple[Picture, Figure]:
@@ -51,13 +56,13 @@ def _curve(family: Family, there: Sequence[Group]) -> tuple[Picture, Figure]:
             if found:
                 axis.plot(*zip(*found, strict=True), color=style["color"], lw=0.9, ls=":", marker="o", ms=2)
                 cut = " Dotted: runs that did not finish."
-    axis.legend(loc="upper right")
+    legend_below(figure)
     labels = ", ".join(dict.fromkeys(label for group in there for label in feature_labels(group)))
     return Picture(f"{slug(family.model)}-{slug(family.data)}-distance", name, f"Features: {labels}.{cut}"), figure
 
 
-def _samples(family: Family, there: Sequence[Group]) -> list[tuple[Picture, Figure]]:
-    """Grids side by side, where their files are still there."""
+def _samples(family: Family, there: Sequence[Group], below: bool = False) -> list[tuple[Picture, Figure]]:
+    """Grids side by side or below each other, where their files are still there."""
     from matplotlib.figure import Figure
     from matplotlib.image import imread
 
@@ -71,8 +76,9 @@ def _samples(family: Family, there: Sequence[Group]) -> list[tuple[Picture, Figu
                 found.append((f"{group.label}: {best[DISTANCE]:.2f} after {best['steps']:,}", imread(file)))
     if not found:
         return []
-    figure = Figure(figsize=(4 * len(found), 4.4), layout="constrained")
-    for axis, (label, pixels) in zip(figure.subplots(1, len(found), squeeze=False)[0], found, strict=True):
+    rows, columns = (len(found), 1) if below else (1, len(found))
+    figure = Figure(figsize=(4 * columns, 4.4 * rows), layout="constrained")
+    for axis, (label, pixels) in zip(figure.subplots(rows, columns, squeeze=False).flat, found, strict=True):
         axis.imshow(pixels, interpolation="nearest")
         axis.set_title(label)
         axis.set_axis_off()

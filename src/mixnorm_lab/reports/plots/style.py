@@ -4,8 +4,9 @@ norms beside them have other colours."""
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +42,28 @@ STYLE: Any = {
     "svg.hashsalt": "mixnorm",
 }
 SIZE = (4.8, 3.5)  # inches: text stays readable at the width of a phone
+LEGEND_LETTERS = 66  # in a line of a legend
 FORMATS = ("png", "svg")
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Two files in a folder, ``name.png`` and ``name.svg``, and what to say about them. ``wide``: as wide as the page."""
+    """Two files in a folder, ``name.png`` and ``name.svg``, and what to say about them.
+
+    Args:
+        wide: as wide as the page.
+        narrow: there is another one for a page that is narrow, ``narrow-name.svg``.
+    """
 
     name: str
     title: str
     caption: str
     wide: bool = False
+    narrow: bool = False
+
+    @property
+    def narrow_file(self) -> str:
+        return f"narrow-{self.name}.svg"
 
 
 def save(made: Sequence[tuple[Picture, Figure]], folder: Path, formats: Sequence[str] = FORMATS) -> None:
@@ -61,6 +73,12 @@ def save(made: Sequence[tuple[Picture, Figure]], folder: Path, formats: Sequence
         for kind in formats:
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(folder / f"{picture.name}.{kind}", dpi=200, facecolor="white", metadata=metadata)
+
+
+def save_narrow(made: Sequence[tuple[Picture, Figure]], folder: Path) -> None:
+    """Writes the pictures for a narrow page, which are there as SVG alone."""
+    for picture, figure in made:
+        save([(replace(picture, name=picture.narrow_file.removesuffix(".svg")), figure)], folder, ("svg",))
 
 
 def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
@@ -76,6 +94,19 @@ def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
     if x == "epoch":
         axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return figure, axis
+
+
+def legend_below(figure: Figure) -> None:
+    """A legend below the axis, where it hides nothing; the figure grows by its height."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    labels = [textwrap.fill(label, LEGEND_LETTERS - 6) for label in labels]
+    if not labels:
+        return
+    longest = 6 + max(len(line) for label in labels for line in label.splitlines())  # with its piece of line
+    columns = max(1, min(len(labels), 4, LEGEND_LETTERS // longest))
+    lines = [max(label.count("\n") + 1 for label in labels)] * -(-len(labels) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.1 + 0.18 * sum(lines))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def slug(text: str) -> str:

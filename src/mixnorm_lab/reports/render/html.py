@@ -9,6 +9,8 @@ from pathlib import Path
 from mixnorm_lab.reports.plots.style import Picture
 from mixnorm_lab.reports.render.report import Report, Section
 
+NARROW_PAGE = 720  # pixels: below, the text of a wide picture would be too small; style.css knows it, too
+
 
 def build(report: Report) -> str:
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
@@ -39,9 +41,16 @@ def _section(section: Section, folder: Path) -> str:
 
 
 def _picture(picture: Picture, folder: Path) -> str:
-    """An SVG as an image of its own, so that the names inside two of them cannot clash."""
-    data = base64.b64encode((folder / f"{picture.name}.svg").read_bytes()).decode()
-    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(picture.title, quote=True)}">'
+    """An SVG as an image of its own, so that the names inside two of them cannot clash; another one on a narrow page."""
+    wide = _embedded(folder / f"{picture.name}.svg")
+    image = f'<img src="{wide}" alt="{escape(picture.title, quote=True)}">'
+    if picture.narrow:
+        source = f'<source media="(max-width: {NARROW_PAGE}px)" srcset="{_embedded(folder / picture.narrow_file)}">'
+        image = f"<picture>{source}{image}</picture>"
     caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     kind = ' class="wide"' if picture.wide else ""
     return f"<figure{kind}>{image}{caption}</figure>"
+
+
+def _embedded(path: Path) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(path.read_bytes()).decode()}"

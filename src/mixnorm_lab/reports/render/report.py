@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mixnorm_lab.reports.model.groups import RECALIBRATED, Family
@@ -82,7 +82,7 @@ def assemble(
     missing: tuple[str, ...] = ()
     try:
         pictures = curves.draw(families, pictures_folder)
-        made = distance_curves.draw(generators, pictures_folder)
+        made = distance_curves.draw(generators, pictures_folder, narrow=True)
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
@@ -121,12 +121,15 @@ def _inside(families: Sequence[Family], folder: Path) -> list[Picture]:
     if len(mixtures) != 1:
         return []
     run = mixtures[0].runs[0]
-    found = densities.draw(folder, record=run)
+    found = densities.draw(folder, record=run, narrow=True)
     looked_at = [] if run.path is None else sorted((run.path.parent / INSPECTION).glob("densities-*.svg"))
     for path in looked_at:
-        for file in (path, path.with_suffix(".png")):
+        picture = Picture(path.stem, "Densities before and after batch norm and mixture norm", "", wide=True)
+        narrow = path.with_name(picture.narrow_file)  # which version 0.1 did not draw
+        files = [path, path.with_suffix(".png"), *([narrow] if narrow.exists() else [])]
+        for file in files:
             shutil.copyfile(file, folder / file.name)
-        found.append(Picture(path.stem, "Densities before and after batch norm and mixture norm", "", wide=True))
+        found.append(replace(picture, narrow=narrow.exists()))
     return found
 
 

@@ -82,7 +82,7 @@ def test_one_seed_has_the_papers_window_of_ten_epochs():
 def test_the_dot_is_where_batch_norms_best_is_reached(against, x):
     [panel] = panels.panels(groups.families(pair()))
     _, figure = curves.soonest(panel, against)
-    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    dots = [line for line in figure.axes[0].lines if line.get_markeredgecolor() == "white"]
     assert [(d.get_xdata()[0], d.get_ydata()[0]) for d in dots] == [(x, pytest.approx(20))]
 
 
@@ -114,3 +114,90 @@ def test_components_in_use_of_many_layers():
     assert np.array_equal(image.get_array(), expected)
     assert image.get_extent() == [0.5, 3.5, len(names) + 0.5, 0.5]
     assert "from block.layer0.norm above to block.layer14.norm below" in picture.caption
+
+
+def one_epoch(seeds):
+    """The panel of both norms after an epoch."""
+    made = pair(bn=[0.3], mn=[0.4], seeds=seeds)
+    for run in made:
+        run.epochs[0]["test_error"] += 0.02 * run.config.seed
+    return panels.panels(groups.families(made))[0]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_an_epoch_alone_is_drawn_as_points_beside_each_other(seeds):
+    for _, figure in (
+        curves.errors(one_epoch(seeds), groups.PLAIN),
+        curves.soonest(one_epoch(seeds), "train_seconds"),
+    ):
+        [axis] = figure.axes
+        points = [line for line in axis.lines if line.get_label() in ("batch norm", "mixture norm")]
+        assert [line.get_marker() for line in points] == ["o", "o"]
+        assert all(line.get_markersize() >= 5 for line in points)
+        low, high = axis.get_ylim()
+        assert all(low < line.get_ydata()[0] < high for line in points)
+        bars = [bar for container in axis.containers for bar in container.get_children() if hasattr(bar, "get_segments")]
+        assert len(bars) == (2 if seeds > 1 else 0)
+        ends = [y for bar in bars for segment in bar.get_segments() for y in segment[:, 1]]
+        assert all(low <= y <= high for y in ends)
+    picture, figure = curves.errors(one_epoch(seeds), groups.PLAIN)
+    drawn = {line.get_label(): line.get_xdata()[0] for line in figure.axes[0].lines}
+    assert drawn["batch norm"] < 1 < drawn["mixture norm"]
+    assert picture.caption == ("One epoch, one seed." if seeds == 1 else "Bars: one standard deviation over the seeds.")
+
+
+def test_components_of_an_epoch_alone_are_points():
+    [family] = groups.families([record(config("mn", epochs=1, mixture=MIXTURE), [0.5], components=lambda _: {"conv3": 3})])
+    picture, figure = curves.components(family.groups[0])
+    assert figure.axes[0].lines[0].get_marker() == "o"
+    assert list(figure.axes[0].get_xticks()) == [1]
+    assert "averaged" not in picture.caption
+
+
+def test_an_epoch_alone_has_no_picture_against_steps(tmp_path):
+    made = curves.draw(groups.families(pair(bn=[0.3], mn=[0.4])), tmp_path, formats=("svg",))
+    assert {picture.name.partition("cifar100-")[2] for picture in made} == {"test-error", "best-by-time", "train-error"}
+
+
+def test_epochs_that_were_not_measured_leave_no_gaps():
+    """Statistics are refilled in some epochs only."""
+    made = pair()
+    for run in made:
+        for row in run.epochs[1::2]:
+            row["recalibrated_error"] = row["test_error"]
+    [panel] = panels.panels(groups.families(made))
+    _, figure = curves.errors(panel, groups.RECALIBRATED)
+    for line, run in zip(figure.axes[0].lines, made, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), [2, 4])
+        np.testing.assert_allclose(line.get_ydata(), [100 * row["test_error"] for row in run.epochs[1::2]])
+
+
+@pytest.mark.parametrize(("last", "scale"), [(0.02, "log"), (0.3, "linear")])
+def test_a_logarithmic_axis_says_so(last, scale):
+    [panel] = panels.panels(groups.families(pair(bn=[0.5, 0.4, last], mn=[0.5, 0.4, last])))
+    for _, figure in (curves.errors(panel, groups.PLAIN), curves.soonest(panel, "steps")):
+        [axis] = figure.axes
+        assert axis.get_yscale() == scale
+        assert ("log" in axis.get_ylabel()) == (scale == "log")
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_legends_lie_outside_of_what_is_drawn(count):
+    made = [record(config("bn", epochs=4), [0.5, 0.4, 0.3, 0.2])]
+    made += [
+        record(
+            config("mn " + "with a long name " * (number % 3) + str(number), epochs=4, mixture=MIXTURE), [0.5, 0.5, 0.5, 0.5]
+        )
+        for number in range(1, count)
+    ]
+    [panel] = panels.panels(groups.families(made))
+    _, figure = curves.errors(panel, groups.PLAIN)
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    [axis] = figure.axes
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert len(legend.get_texts()) == count
+    assert not box.overlaps(axis.get_tightbbox())
+    assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
+    assert box.y0 >= whole.y0
+    assert axis.get_window_extent().height > 0.5 * 72 * 3.5  # the axis keeps its room

@@ -19,6 +19,7 @@ from mixnorm_lab.reports.render import html as html_report
 from mixnorm_lab.reports.render import report as content
 from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.storage import records
+from mixnorm_lab.tables import Column, Table, text_column
 
 NAME = 'mn <script>alert("x")</script> & co'
 
@@ -166,26 +167,39 @@ addEventListener("load", () => setTimeout(() => {
       wide.push(element.tagName);
   const sizes = [...page.querySelectorAll("img")].map(i => i.naturalWidth && Math.round(i.getBoundingClientRect().width));
   const boxes = [...page.querySelectorAll(".box")].map(b => b.getBoundingClientRect().right <= root.clientWidth + 0.5);
-  const found = {width: root.clientWidth, scroll: root.scrollWidth, wide, images: sizes, boxes};
+  const tables = [...page.querySelectorAll(".box")].map(box => ({
+    name: box.ariaLabel, overflows: box.scrollWidth > box.clientWidth, hint: box.querySelector(".more").clientHeight > 0,
+    shadow: getComputedStyle(box).backgroundImage.includes("gradient"),
+    cards: getComputedStyle(box.querySelector("tbody tr")).display == "grid",
+    labels: [...box.querySelectorAll("td")].map(td => getComputedStyle(td, "::before").content)}));
+  const found = {width: root.clientWidth, scroll: root.scrollWidth, wide, images: sizes, boxes, tables,
+    sources: [...page.querySelectorAll("img")].map(i => [i.alt, i.currentSrc.length])};
   document.body.innerHTML = "<pre>" + JSON.stringify(found) + "</pre>";
 }, 0));
 </script>
 """
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_overflows_in_a_browser(report, tmp_path, width):
-    _, page = report
-    page = page.replace("<details>", "<details open>")
+def looked_at(page, folder, width):
+    """What a browser makes of a page of that width."""
     frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(page)}"></iframe>'
-    outer = tmp_path / "outer.html"
+    outer = folder / "outer.html"
     outer.write_text(f'<!doctype html><meta charset="utf-8"><body style="margin:0">{frame}{MEASURE}', encoding="utf-8")
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --virtual-time-budget=5000"
-    command = [CHROMIUM, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", outer.as_uri()]
+    command = [CHROMIUM, *flags.split(), f"--user-data-dir={folder / 'profile'}", "--dump-dom", outer.as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    found = json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL).group(1)))
+    return json.loads(html.unescape(re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL).group(1)))
+
+
+needs_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@needs_a_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_overflows_in_a_browser(report, tmp_path, width):
+    _, page = report
+    found = looked_at(page.replace("<details>", "<details open>"), tmp_path, width)
     assert found["width"] in (width, width - 15)  # less a scroll bar
     assert found["scroll"] <= found["width"]
     assert found["wide"] == []
@@ -193,3 +207,39 @@ def test_nothing_overflows_in_a_browser(report, tmp_path, width):
     assert all(found["boxes"])
     assert found["images"]
     assert all(0.6 * min(width, 440) < size <= width for size in found["images"])
+
+
+def table(title, rows, columns):
+    made = [Column(f"c{i}", f"column number {i}", digits=3) for i in range(columns)]
+    return Table(title, [text_column("run", "run"), *made], [
+        {"run": f"mixture-norm {row}", **{column.key: 1234.5 + row for column in made}} for row in range(rows)
+    ])  # fmt: skip
+
+
+@needs_a_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_table_that_is_too_wide_says_so_or_becomes_cards(tmp_path, width):
+    tables = (table("many", 12, 9), table("slim", 12, 1), table("few", 3, 9), table("huge", 12, 20))
+    made = content.Report("A title", ("An answer.",), (), (content.Section("Results", tables=tables),), tmp_path)
+    found = looked_at(html_report.build(made), tmp_path, width)
+    assert found["scroll"] <= found["width"]
+    seen = {one["name"]: one for one in found["tables"]}
+    assert {name for name, one in seen.items() if one["cards"]} == ({"few"} if width == 390 else set())
+    assert all(one["overflows"] == one["hint"] for one in seen.values())
+    assert {name for name, one in seen.items() if one["overflows"]} == ({"many", "huge"} if width == 390 else {"huge"})
+    assert all(one["shadow"] for name, one in seen.items() if name != "few")
+    if width == 390:
+        assert seen["few"]["labels"][:2] == ['"column number 0"', '"column number 1"']
+
+
+@needs_a_browser
+@pytest.mark.parametrize(("width", "narrow"), [(390, True), (1280, False)])
+def test_a_narrow_page_has_the_narrow_picture(tmp_path, width, narrow):
+    for name, size in (("narrow-a", 400), ("a", 1000)):
+        drawing = f'<svg xmlns="http://www.w3.org/2000/svg" width="{size}" height="300"></svg>' + "<!-- -->" * size
+        (tmp_path / f"{name}.svg").write_text(drawing)
+    picture = content.Picture("a", "A picture", "", wide=True, narrow=True)
+    made = content.Report("A title", ("An answer.",), (), (content.Section("Results", pictures=(picture,)),), tmp_path)
+    found = looked_at(html_report.build(made), tmp_path, width)
+    [(_, length)] = found["sources"]
+    assert (length < 6000) == narrow
