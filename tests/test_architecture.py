@@ -46,6 +46,10 @@ LIBRARY = [
     "convert",
     "distill",
     "prepare",
+    "integrations.description",
+    "integrations.transformers",
+    "integrations.watch",
+    "integrations.lightning",
 ]
 # The choice loads what it chooses when it is asked, and so do the operators what they call.
 UPWARD = {("ops.choose", name) for name in ("ops.numba_kernels", "ops.triton", "ops.library")}
@@ -230,9 +234,16 @@ def test_models_stand_on_torch_alone(module):
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
         ("pooch", {"mixnorm_lab.data.download"}),
-        ("PIL", {"mixnorm_lab.generators.samples"}),
+        ("PIL", {"mixnorm_lab.generators.samples", "mixnorm_lab.data.images"}),
         ("typer", {"mixnorm_lab.cli.common"}),
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
+        ("transformers", {"mixnorm.integrations.transformers", "mixnorm_lab.models.libraries"}),
+        ("timm", {"mixnorm_lab.models.libraries"}),
+        ("torchvision", {"mixnorm_lab.models.libraries"}),
+        ("lightning", {"mixnorm.integrations.lightning"}),
+        ("pytorch_lightning", {"mixnorm.integrations.lightning"}),
+        ("datasets", {"mixnorm_lab.data.hugging_face"}),
+        ("pyarrow", {"mixnorm_lab.data.tables"}),
         (
             "rich",
             {"mixnorm_lab.bench.display", "mixnorm_lab.tables", "mixnorm_lab.launch.display"}
@@ -252,6 +263,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
     optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray", "pooch", "PIL")
+    optional += ("timm", "torchvision", "lightning", "pytorch_lightning", "datasets", "pandas", "pyarrow", "safetensors")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"
