@@ -1,4 +1,4 @@
-"""Images with labels, in two sets: what every data set is here, and what can be said of one."""
+"""Images with labels, in two sets: what every data set is here, and what can be said of one. Rows of a table are such."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Images:
-    """``images`` (N, C, H, W) in uint8 and their ``labels`` (N,) in int64, on the CPU."""
+    """``images`` (N, C, H, W) in uint8 and their ``labels`` (N,) in int64, on the CPU.
+
+    Of a table, ``images`` are its rows (N, D) in fp32, and labels that are numbers to predict are in fp32.
+    """
 
     images: Tensor
     labels: Tensor
@@ -25,13 +28,27 @@ class Images:
 
 @dataclass(frozen=True)
 class DataSet:
-    """``augment``: whether random crops and flips of these images make sense."""
+    """``augment``: whether random crops and flips of these images make sense. Numbers to predict are one class."""
 
     name: str
     train: Images
     test: Images
     num_classes: int
     augment: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W), or (D,) of a table."""
+        return tuple(self.train.images.shape[1:])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is a table."""
+        return len(self.shape) == 1
+
+    @property
+    def predicts_numbers(self) -> bool:
+        return self.train.labels.is_floating_point()
 
 
 def validation_split(dataset: DataSet, fraction: float = 0.1, seed: int = 0) -> DataSet:
@@ -44,8 +61,10 @@ def validation_split(dataset: DataSet, fraction: float = 0.1, seed: int = 0) -> 
 
 
 def stratified_split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
-    """Images without and with the given share of each class, both in their old order."""
+    """Images without and with the given share of each class, both in their old order. Numbers to predict are one class."""
     labels = images.labels.numpy()
+    if images.labels.is_floating_point():
+        labels = np.zeros(len(labels))
     random = np.random.RandomState(seed)  # its numbers are promised never to change
     held_out = np.zeros(len(labels), bool)
     for label in np.unique(labels):

@@ -104,7 +104,7 @@ def test_a_group_without_a_command_shows_its_help():
         (["train", "-o", "inference=mixture"], "-k, --em-iters and -o are of mixture norms: add --layers"),
         (["train", "dcgan/cifar10/bn"], "bn trains a generator: mixnorm reproduce dcgan/cifar10/bn --features"),
         (["compare", "--data", "no/such/folder"], "there is no folder no/such/folder: name one"),
-        (["compare", "--data", "."], "has no official files of CIFAR-10 or CIFAR-100: choose"),
+        (["compare", "--data", "."], "and no official files of CIFAR: put images into train/CLASS/"),
         (["compare", "--model", "digits-cn"], "there is no model 'digits-cn': use digits-cnn"),
         (["compare", "--model", "cifar-cnn"], "for images of 3 × 32 × 32, but digits has 1 × 8 × 8: choose another"),
         (["compare", "--layers", "conv9"], "'conv9' matches no batch norm: the model has 'conv1.norm', 'conv2.norm'"),
