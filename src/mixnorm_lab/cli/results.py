@@ -10,6 +10,8 @@ import torch
 from mixnorm_lab import data as data_sets
 from mixnorm_lab import reports
 from mixnorm_lab.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
+from mixnorm_lab.data import cifar
+from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.inspect import norm_inputs
 from mixnorm_lab.inspect.densities import LayerDensities
 from mixnorm_lab.launch.display import DownloadBar
@@ -70,8 +72,10 @@ def report(
 
 
 def data(
-    name: Annotated[str, typer.Argument(help="digits, cifar10 or cifar100.")],
+    name: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, a folder or a table.")],
     folder: DataFolder = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", min=4, help="Of a folder of images.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Of a table: the column to predict.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -80,12 +84,17 @@ def data(
     Example: mixnorm data cifar10
 
     Example: mixnorm data cifar10 --data ~/cifar-10-batches-py
+
+    Example: mixnorm data iris.csv --target species
     """
     with mistakes(), DownloadBar() as download:
-        found = data_sets.prepare(name, folder, download.show)
+        if name not in data_sets.NAMES and recognize.is_path(name):
+            folder = Path(name)
+            name = cifar.found_in(folder) or recognize.name_of(folder)
+        found = data_sets.prepare(name, folder, download.show, image_size, target)
     if as_json:
         sizes = {"train_images": len(found.train), "test_images": len(found.test), "classes": found.num_classes}
-        print_json({"name": found.name, **sizes, "image": list(found.train.images.shape[1:]), "augment": found.augment})
+        print_json({"name": found.name, **sizes, "image": list(found.shape), "augment": found.augment})
         return
     rows = data_sets.describe(found)
     width = max(len(key) for key, _ in rows)

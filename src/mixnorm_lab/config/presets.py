@@ -17,6 +17,7 @@ from mixnorm_lab.config import catalog
 from mixnorm_lab.config.norm_names import BATCH, MIXTURE
 from mixnorm_lab.config.recipes import with_recipe
 from mixnorm_lab.config.run_config import ALL_LAYERS, Mixture, Optimizer, RunConfig, Schedule, assignment, is_own
+from mixnorm_lab.data import DataSet
 from mixnorm_lab.data.disk import recognize
 
 FORM = {"num_components": 3, "em_iters": 2, "activation": "relu"}
@@ -50,6 +51,8 @@ TABLE = RunConfig(  # rows of numbers, which are few and pass quickly
     schedule=Schedule("cosine", warmup=0.1),
     mixture=Mixture(("hidden1",), {"num_components": 3, "em_iters": 2}),
 )
+# Data on disk may be little: an epoch has so many steps at least, unless a batch would have fewer samples than this.
+FEWEST_STEPS, LEAST_IMAGES, LEAST_ROWS = 8, 16, 32
 OF_NUMBERS = "mean squared error"  # the metric of a table whose target is a number
 RESIDUAL = with_recipe(replace(DIGITS, mixture=Mixture(("*",), FORM)), "one-cycle")  # all of their norms
 # Models of the paper are compared as there: with the settings of this experiment, on any data.
@@ -77,8 +80,16 @@ def on_disk(path: Path, model: str | None, image_size: int | None, target: str |
         raise ValueError(f"{name} has images of {shape}: choose a model for them, such as --model timm:resnet18")
     else:
         preset = defaults("cifar10", model or KNOWN[found.shape])
-    preset = replace(preset, data=name, contents=recognize.digest(path))
+    preset = replace(preset, data=name, contents=recognize.digest(path), batch_size=_batch_for(found, preset.batch_size))
     return replace(preset, metric=OF_NUMBERS) if found.predicts_numbers else preset
+
+
+def _batch_for(found: DataSet, batch_size: int) -> int:
+    """A preset's batch size, or so much less that an epoch of few images or rows has some steps."""
+    least = LEAST_ROWS if found.has_rows else LEAST_IMAGES
+    while len(found.train) < FEWEST_STEPS * batch_size and batch_size > least:
+        batch_size //= 2
+    return batch_size
 
 
 def defaults(data_name: str, model: str | None) -> RunConfig:

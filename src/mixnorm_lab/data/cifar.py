@@ -57,7 +57,8 @@ def found_in(folder: Path) -> str | None:
     found = [
         name
         for name, official in OFFICIAL.items()
-        if any((folder / place).exists() for place in (official.folder, next(iter(official.train)), ARCHIVES[name].file))
+        if (folder / official.folder).is_dir()
+        or any((folder / file).is_file() for file in (next(iter(official.train)), ARCHIVES[name].file))
     ]
     if len(found) > 1:
         raise ValueError(

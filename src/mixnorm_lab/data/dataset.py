@@ -28,13 +28,19 @@ class Images:
 
 @dataclass(frozen=True)
 class DataSet:
-    """``augment``: whether random crops and flips of these images make sense. Numbers to predict are one class."""
+    """Numbers to predict are one class.
+
+    Args:
+        augment: whether random crops and flips of these images make sense.
+        left_out: columns of a table that are not used.
+    """
 
     name: str
     train: Images
     test: Images
     num_classes: int
     augment: bool
+    left_out: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -91,6 +97,16 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def describe(dataset: DataSet) -> list[tuple[str, str]]:
     """What there is to know of a data set, as rows of a table."""
+    if dataset.has_rows:
+        numbers = "a number, in deviations from the mean"
+        return [
+            ("data set", dataset.name),
+            ("training rows", f"{len(dataset.train):,}"),
+            ("test rows", f"{len(dataset.test):,}"),
+            ("numbers in a row", str(dataset.shape[0])),
+            ("target", numbers if dataset.predicts_numbers else f"{dataset.num_classes} classes"),
+            ("left out", ", ".join(dataset.left_out) or "no column"),
+        ]
     means, deviations = channel_statistics(dataset.train.images)
     return [
         ("data set", dataset.name),

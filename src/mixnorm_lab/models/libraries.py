@@ -1,7 +1,7 @@
 """Models by name from timm, torchvision and transformers, where these are installed: new ones, without trained weights.
 
-"timm:resnet18", "torchvision:resnet18"; of transformers a class, "transformers:ResNetForImageClassification", or a folder with
-a config.json, "transformers:my-folder".
+"timm:resnet18", "torchvision:resnet18"; of transformers a class, "transformers:ResNetForImageClassification", or a folder
+that has a config.json, "transformers:my-folder".
 """
 
 from __future__ import annotations

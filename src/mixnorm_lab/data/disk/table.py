@@ -1,4 +1,8 @@
-"""A table with a column to predict: numbers stay numbers, texts become a column for each of their values."""
+"""A table with a column to predict: numbers stay numbers, texts become a column for each of their values.
+
+Numbers to predict are those of the column less the mean of the training rows, in units of their deviation, so that a mean
+squared error of 1 is what the mean itself has.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +27,13 @@ TEST_SHARE = 0.2
 Columns = Mapping[str, Sequence[Any]]
 
 
-@dataclass(frozen=True)
-class Rows(DataSet):
-    """A table as a data set: ``images`` are (N, D) in fp32, and labels classes in int64 or numbers in fp32.
-
-    Numbers to predict are those of the column less the mean of the training rows, in units of their deviation, so that a
-    mean squared error of 1 is what the mean itself has. ``left_out``: columns of texts that are not used.
-    """
-
-    left_out: tuple[str, ...] = ()
-
-
-def read(name: str, path: Path, target: str | None) -> Rows:
+def read(name: str, path: Path, target: str | None) -> DataSet:
     """A CSV file (or TSV, or Parquet) with a fixed fifth of its rows, of each class alike, to test on."""
     columns = _parquet(path) if path.suffix.lower() == ".parquet" else _csv(path)
     return rows(name, str(path), columns, None, target)
 
 
-def rows(called: str, where: str, train: Columns, test: Columns | None, target: str | None) -> Rows:
+def rows(called: str, where: str, train: Columns, test: Columns | None, target: str | None) -> DataSet:
     """Columns as a data set. Without ``test`` a fifth of the rows is held out.
 
     Args:
@@ -68,7 +60,7 @@ def rows(called: str, where: str, train: Columns, test: Columns | None, target: 
     if features.shape[1] == 0:
         raise ValueError(f"{where} has no column beside {target} to predict it from: add some")
     parts = Images(features[:count], labels[:count]), Images(features[count:], labels[count:])
-    return Rows(called, *parts, num_classes, augment=False, left_out=left_out)
+    return DataSet(called, *parts, num_classes, augment=False, left_out=left_out)
 
 
 def _csv(path: Path) -> Columns:
