@@ -46,7 +46,9 @@ class _Shuffled:
         return len(self.rows) // self.batch_size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        order = torch.randperm(len(self.rows)).to(self.rows.labels.device)
+        return self._batches(torch.randperm(len(self.rows)).to(self.rows.labels.device))  # drawn now, where it is seeded
+
+    def _batches(self, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in order[: len(self) * self.batch_size].split(self.batch_size):
             index = batch.tensor_split(self.share[1])[self.share[0]]
             yield self.rows.images[index], self.rows.labels[index]

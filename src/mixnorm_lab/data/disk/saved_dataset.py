@@ -32,7 +32,8 @@ def read(name: str, folder: Path, image_size: int | None = None, target: str | N
         if image_size is not None:
             raise ValueError(f"{folder} has no column of images: leave --image-size out")
         columns = [_columns(part) for part in (train, test) if part is not None]
-        return table.rows(name, str(folder), columns[0], columns[1] if test is not None else None, target)
+        classes = type(train.features[target]).__name__ == "ClassLabel"
+        return table.rows(name, str(folder), columns[0], columns[1] if test is not None else None, target, classes=classes)
     if len(images) > 1:
         raise ValueError(f"{folder} has the images {', '.join(images)}: save it with one column of them alone")
     classes = _classes(train, test, target)
@@ -72,12 +73,12 @@ def _target(folder: Path, train: Any, target: str | None) -> str:
     columns = list(train.features)
     if target is not None:
         if target not in columns:
-            raise ValueError(f"{folder} has no column {target!r}: choose --target from {', '.join(columns)}")
+            raise ValueError(f"{folder} has no column {target!r}: choose --target from {table.listed(columns)}")
         return target
     classes = [column for column, kind in train.features.items() if type(kind).__name__ == "ClassLabel"]
     found = classes if len(classes) == 1 else [column for column in LABELS if column in columns][:1]
     if not found:
-        raise ValueError(f"which column of {folder} has the labels? Say --target with one of {', '.join(columns)}")
+        raise ValueError(f"which column of {folder} has the labels? Say --target with one of {table.listed(columns)}")
     return found[0]
 
 

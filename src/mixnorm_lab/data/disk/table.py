@@ -7,9 +7,10 @@ squared error of 1 is what the mean itself has.
 from __future__ import annotations
 
 import csv
+import difflib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,14 @@ def read(name: str, path: Path, target: str | None) -> DataSet:
     return rows(name, str(path), columns, None, target)
 
 
-def rows(called: str, where: str, train: Columns, test: Columns | None, target: str | None) -> DataSet:
+def rows(
+    called: str, where: str, train: Columns, test: Columns | None, target: str | None, *, classes: bool = False
+) -> DataSet:
     """Columns as a data set. Without ``test`` a fifth of the rows is held out.
 
     Args:
         where: the columns are from, for sentences about them.
+        classes: whether the target is known to be classes, whatever their names look like.
     """
     target = _target(where, train, target)
     _check_whole(where, train)
@@ -47,7 +51,7 @@ def rows(called: str, where: str, train: Columns, test: Columns | None, target: 
         if set(test) != set(train):
             raise ValueError(f"the training and test rows of {where} have different columns: give both the same")
         train = {name: [*train[name], *test[name]] for name in train}
-    labels, num_classes = _labels(where, target, train[target])
+    labels, num_classes = _labels(where, target, train[target], known=classes)
     order = torch.arange(len(labels))
     if test is None:
         parts = stratified_split(Images(order, labels), TEST_SHARE, seed=0)
@@ -96,12 +100,18 @@ def _parquet(path: Path) -> Columns:
 
 
 def _target(where: str, columns: Columns, target: str | None) -> str:
-    listing = ", ".join(list(columns)[:30]) + (", …" if len(columns) > 30 else "")
     if target is None:
-        raise ValueError(f"which column of {where} is to be predicted? Say --target with one of {listing}")
+        raise ValueError(f"which column of {where} is to be predicted? Say --target with one of {listed(columns)}")
     if target not in columns:
-        raise ValueError(f"{where} has no column {target!r}: choose --target from {listing}")
+        near = difflib.get_close_matches(target, columns)
+        raise ValueError(f"{where} has no column {target!r}: choose --target from {', '.join(near) or listed(columns)}")
     return target
+
+
+def listed(columns: Iterable[str]) -> str:
+    """The names of columns; of many the first ones and the last, where the target often is."""
+    names = list(columns)
+    return ", ".join(names if len(names) <= 12 else [*names[:8], "…", *names[-3:]])
 
 
 def _check_whole(where: str, columns: Columns) -> None:
@@ -133,9 +143,9 @@ def _numbers(values: Sequence[Any]) -> np.ndarray | None:
     return found if np.isfinite(found).all() else None
 
 
-def _labels(where: str, target: str, values: Sequence[Any]) -> tuple[Tensor, int]:
-    """Classes and how many there are, or numbers and 1."""
-    numbers = None if any(isinstance(value, bool) for value in values) else _numbers(values)
+def _labels(where: str, target: str, values: Sequence[Any], known: bool) -> tuple[Tensor, int]:
+    """Classes, which they may be known to be, and how many there are; or numbers and 1."""
+    numbers = None if known or any(isinstance(value, bool) for value in values) else _numbers(values)
     if numbers is not None:
         distinct = np.unique(numbers)
         few = len(distinct) <= MOST_CLASSES and 2 * len(distinct) <= len(numbers)
@@ -146,7 +156,7 @@ def _labels(where: str, target: str, values: Sequence[Any]) -> tuple[Tensor, int
     else:
         texts = [str(value) for value in values]
         classes = sorted(set(texts))
-        if 2 * len(classes) > len(texts):
+        if not known and 2 * len(classes) > len(texts):
             raise ValueError(
                 f"the column {target} of {where} has {len(classes):,} different texts in {len(texts):,} rows: choose a "
                 "--target whose values repeat, or one of numbers"
