@@ -416,15 +416,15 @@ class TestSavedDataSets:
         import datasets
 
         columns = {
-            "x": [[float(number), 1.0 - number] for number in range(40)],
-            "label": [number % 25 for number in range(40)],
+            "x": [[float(number), 1.0 - number] for number in range(100)],
+            "label": [number % 25 for number in range(100)],
         }
         features = datasets.Features(
             {"x": datasets.Sequence(datasets.Value("float32"), length=2), "label": datasets.ClassLabel(num_classes=25)}
         )
         datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "t"))
         assert load(tmp_path / "t").num_classes == 25  # classes, though their names are numbers
-        columns["label"] = [number % 3 for number in range(40)]
+        columns["label"] = [number % 3 for number in range(100)]
         datasets.Dataset.from_dict(columns, features=features).save_to_disk(str(tmp_path / "u"))
         found = load(tmp_path / "u")
         assert (found.num_classes, found.shape, found.has_rows) == (3, (2,), True)

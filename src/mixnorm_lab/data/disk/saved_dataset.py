@@ -32,8 +32,8 @@ def read(name: str, folder: Path, image_size: int | None = None, target: str | N
         if image_size is not None:
             raise ValueError(f"{folder} has no column of images: leave --image-size out")
         columns = [_columns(part) for part in (train, test) if part is not None]
-        classes = type(train.features[target]).__name__ == "ClassLabel"
-        return table.rows(name, str(folder), columns[0], columns[1] if test is not None else None, target, classes=classes)
+        known = type(train.features[target]).__name__ == "ClassLabel"
+        return table.rows(name, str(folder), columns[0], columns[1] if test is not None else None, target, classes=known)
     if len(images) > 1:
         raise ValueError(f"{folder} has the images {', '.join(images)}: save it with one column of them alone")
     classes = _classes(train, test, target)
