@@ -17,6 +17,7 @@ from mixnorm_lab.inspect.densities import LayerDensities
 from mixnorm_lab.launch.display import DownloadBar
 from mixnorm_lab.reports.model.generators import keep_samples
 from mixnorm_lab.reports.plots import densities
+from mixnorm_lab.reports.render import csv_files
 from mixnorm_lab.storage import records
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.records import Record
@@ -37,12 +38,23 @@ def report(
             "--document", help="Write a Markdown document of many experiments instead, with the text of DIR/findings.md."
         ),
     ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            metavar="[FILE]",
+            help="Write all epochs of all runs into DIR/epochs.csv or FILE, and the tables into summary.csv beside it; "
+            "with -, print the epochs alone.",
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Tables, pictures and one page from the records of runs.
 
     Example: mixnorm report runs/reproduce --bench bench.csv
+
+    Example: mixnorm report runs --csv
 
     Example: mixnorm report results --document docs/results.md --bench benchmarks/h200.csv
     """
@@ -63,12 +75,21 @@ def report(
             page = reports.write_document(document, folder, found, bench=bench)
         elif not points:
             page = reports.write(folder, outcome, title=title, bench=bench)
+        if csv is not None and not found:
+            raise ValueError(f"{folder} has no records of runs, which --csv writes: leave it out")
+        if csv == "-":
+            typer.echo(csv_files.epochs(found, folder), nl=False)
+            return
+        written = [] if csv is None else csv_files.write(Path(csv or folder / csv_files.EPOCHS), found, tables, folder)
     if as_json:
-        print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
+        files = {"report": str(page)} | ({"csv": [str(path) for path in written]} if written else {})
+        print_json({"answers": answers, "tables": [table.json() for table in tables], **files})
         return
     for sentence in answers:
         typer.echo(sentence)
     typer.echo(f"The {'report' if document is None else 'document'} is {page}")
+    if written:
+        typer.echo(f"The numbers are in {' and '.join(map(str, written))}")
 
 
 def data(

@@ -90,7 +90,8 @@ def _transformers(transformers: Any, name: str, which: str, num_classes: int, sh
             raise ValueError(
                 f"{which} has no configuration of transformers ({why}): name a folder with config.json"
             ) from None
-        found = next((one for one in config.architectures or [] if one.endswith("ForImageClassification")), None)
+        known = [one for one in config.architectures or [] if one.endswith("ForImageClassification")]
+        found = next((one for one in known if hasattr(transformers, one)), None)
         if found is None:
             has = ", ".join(config.architectures or []) or "none"
             raise ValueError(
