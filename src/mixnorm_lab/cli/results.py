@@ -62,6 +62,11 @@ def report(
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}: mixnorm compare or mixnorm reproduce makes one")
         found = records.find(folder)
+        if csv is not None and not found:
+            raise ValueError(f"{folder} has no records of runs, which --csv writes: mixnorm compare makes some")
+        if csv == "-":
+            typer.echo(csv_files.epochs(found, folder), nl=False)
+            return
         if keep is not None:
             kept = records.keep(found, keep)
             keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
@@ -75,11 +80,6 @@ def report(
             page = reports.write_document(document, folder, found, bench=bench)
         elif not points:
             page = reports.write(folder, outcome, title=title, bench=bench)
-        if csv is not None and not found:
-            raise ValueError(f"{folder} has no records of runs, which --csv writes: leave it out")
-        if csv == "-":
-            typer.echo(csv_files.epochs(found, folder), nl=False)
-            return
         written = [] if csv is None else csv_files.write(Path(csv or folder / csv_files.EPOCHS), found, tables, folder)
     if as_json:
         files = {"report": str(page)} | ({"csv": [str(path) for path in written]} if written else {})

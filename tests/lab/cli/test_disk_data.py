@@ -50,11 +50,14 @@ def test_a_comparison_on_a_folder_of_images(images):
     assert all(run.finished for run in runs.values())
     config = runs["mixture-norm"].config
     assert (config.batch_size, len(config.contents), config.image_size) == (16, 12, None)
-    # The same command goes on; with other images it is another comparison.
-    assert "finished" in invoke("compare", "--data", "pets", "--seeds", 1, "--epochs", 1, *QUICK).stdout
+
+
+def test_with_other_images_it_is_another_run(images):
+    command = ["train", "--data", images, "--epochs", 1, "--device", "cpu"]
+    for _ in range(2):
+        invoke(*command)
     (images / "train" / "dark" / "0.png").unlink()
-    invoke("compare", "--data", images, "--seeds", 1, "--epochs", 1, *QUICK)
-    assert len(list((images.parent / "runs").iterdir())) == 2
+    assert re.search(r"holds a run of another configuration \(contents: \w+, not \w+\)", mistake(*command))
 
 
 def test_a_comparison_on_a_table(table):
@@ -87,14 +90,15 @@ def test_a_model_of_the_users_gets_the_shape_and_the_classes(table):
     assert run.config.model == "own_rows:build"
 
 
-def test_a_comparison_with_a_model_of_another_package(images):
+def test_a_run_of_a_model_of_another_package(images):
     from transformers import ResNetConfig
 
     sizes = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic"}
     ResNetConfig(**sizes, architectures=["ResNetForImageClassification"]).save_pretrained("config")
-    more = ["--model", "transformers:config", "--layers", "*stages.1*", "--image-size", 16, "--seeds", 1, "--epochs", 1]
-    invoke("compare", "--data", "pets", *more, "--out", "out", *QUICK)
-    config = found(images.parent / "out")["mixture-norm"].config
+    more = ["--model", "transformers:config", "--layers", "*stages.1*", "--image-size", 16, "--epochs", 1]
+    invoke("train", "--data", "pets", *more, *QUICK)
+    [run] = records.find(images.parent / "runs")
+    config = run.config
     assert config.model == f"transformers:{(images.parent / 'config').as_posix()}"
     assert (config.image_size, config.optimizer) == (16, presets.OWN.optimizer)
 
@@ -136,7 +140,7 @@ def test_a_mistake_is_one_sentence(arguments, sentence, images, table):
 
 
 def test_inspection_needs_the_data_again(images):
-    invoke("compare", "--data", "pets", "--seeds", 1, "--epochs", 1, "--out", "out", *QUICK)
-    run = "out/mixture-norm/seed-0"
+    invoke("train", "--data", "pets", "--layers", "conv2", "--epochs", 1, *QUICK)
+    run = "runs/digits-cnn/images:pets/mixture-norm/seed-0"
     assert mistake("inspect", run, "--device", "cpu") == "images:pets is read from its folder: name it with --data"
     assert "after 1 epoch" in invoke("inspect", run, "--data", "pets", "--device", "cpu").stdout
