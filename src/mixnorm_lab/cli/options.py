@@ -19,7 +19,7 @@ from mixnorm_lab.config.fields import Option
 from mixnorm_lab.config.presets import defaults, on_disk
 from mixnorm_lab.config.recipes import RECIPES, with_recipe
 from mixnorm_lab.config.run_config import OPTIONS, RunConfig, is_own
-from mixnorm_lab.data import NAMES, DataSet, cifar, load
+from mixnorm_lab.data import NAMES, cifar
 from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.models import libraries
 
@@ -98,17 +98,13 @@ def preset_of(data: str, given: Given, device: torch.device, recipe: str | None)
         refuse(data, [name for name in ("batch_size", "validation") if name in given])
     if folder is not None and official is None:
         preset = on_disk(folder, given.get("model"), given.get("image_size"), given.get("target"))
-        _tell_of_left_out(load(preset.data, folder, given.get("image_size"), given.get("target")))
+        for note in recognize.notes(preset.data, folder, given.get("image_size"), given.get("target")):
+            typer.echo(note, err=True)
     else:
         preset = defaults(data, given.get("model"))
     if recipe is not None:
         preset = with_recipe(preset, recipe)
     return as_given(preset, given, device), folder
-
-
-def _tell_of_left_out(dataset: DataSet) -> None:
-    if dataset.left_out:
-        typer.echo(f"Columns with too many different texts are left out: {', '.join(dataset.left_out)}", err=True)
 
 
 def as_given(config: RunConfig, given: Given, device: torch.device) -> RunConfig:

@@ -48,6 +48,12 @@ def load(name: str, path: Path | None, image_size: int | None = None, target: st
     return _load(name, path.resolve(), image_size, target)
 
 
+def notes(name: str, path: Path | None, image_size: int | None = None, target: str | None = None) -> list[str]:
+    """What a user should know of the data before a training; of other data, nothing."""
+    left_out = load(name, path, image_size, target).left_out if is_on_disk(name) else ()
+    return [f"Columns with too many different texts are left out: {', '.join(left_out)}"] if left_out else []
+
+
 @functools.lru_cache(maxsize=2)
 def _load(name: str, path: Path, image_size: int | None, target: str | None) -> DataSet:
     kind = name.partition(":")[0]
