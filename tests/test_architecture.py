@@ -50,6 +50,10 @@ LIBRARY = [
     "convert",
     "distill",
     "prepare",
+    "integrations.description",
+    "integrations.transformers",
+    "integrations.watch",
+    "integrations.lightning",
 ]
 # The choice loads what it chooses when it is asked, and so do the operators what they call.
 UPWARD = {("ops.choose", name) for name in ("ops.numba_kernels", "ops.triton", "ops.library")}
@@ -71,7 +75,7 @@ ROOMS = {
     "training": "internals models data config norms storage",
     "generators": "models data config storage training",
     "launch": "data config storage training generators",
-    "cli": "internals data config storage inspect reports bench training generators launch",
+    "cli": "internals models data config storage inspect reports bench training generators launch",
 }
 REPORTS = ["model", "tables", "plots", "render"]  # the rooms of the reports, each of which uses those before it
 PUBLIC = {
@@ -210,6 +214,7 @@ def test_the_laboratory_uses_public_names_of_the_library(module):
 
 @pytest.mark.parametrize("module", [module for module in LAB if room(module) == "models"])
 def test_models_stand_on_torch_alone(module):
+    """But for those of other packages, which are imported by their names when a model is asked for."""
     outside = {name.split(".")[0] for name, _ in imports(module)} - sys.stdlib_module_names
     assert outside <= {"torch", "mixnorm_lab"} | ({"triton"} if module.endswith("_kernel") else set())
 
@@ -234,9 +239,16 @@ def test_models_stand_on_torch_alone(module):
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
         ("pooch", {"mixnorm_lab.data.download"}),
-        ("PIL", {"mixnorm_lab.generators.samples"}),
+        ("PIL", {"mixnorm_lab.generators.samples", "mixnorm_lab.data.disk.pictures"}),
         ("typer", {"mixnorm_lab.cli.common"}),
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
+        ("transformers", {"mixnorm.integrations.transformers"}),
+        ("timm", set()),
+        ("torchvision", set()),
+        ("lightning", {"mixnorm.integrations.lightning"}),
+        ("pytorch_lightning", {"mixnorm.integrations.lightning"}),
+        ("datasets", {"mixnorm_lab.data.disk.saved_dataset"}),
+        ("pyarrow", {"mixnorm_lab.data.disk.table"}),
         (
             "rich",
             {"mixnorm_lab.bench.display", "mixnorm_lab.tables", "mixnorm_lab.launch.display", "mixnorm_lab.launch.run_bars"}
@@ -256,6 +268,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
     optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray", "pooch", "PIL")
+    optional += ("timm", "torchvision", "lightning", "pytorch_lightning", "datasets", "pandas", "pyarrow", "safetensors")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mixnorm_lab.cli.bench import bench
-from mixnorm_lab.cli.common import Commands, Debug, typer
+from mixnorm_lab.cli.common import Commands, CsvMayBeAlone, Debug, typer
 from mixnorm_lab.cli.experiments import compare, reproduce, train
 from mixnorm_lab.cli.results import data, inspect, report
 
@@ -12,7 +12,7 @@ app = typer.Typer(
     help="Mixture normalization: batch norm for activations with more than one mode.",
 )  # fmt: skip
 for _command in (compare, train, reproduce, report, inspect, data):
-    app.command()(_command)
+    app.command(cls=CsvMayBeAlone if _command is report else None)(_command)
 app.add_typer(bench, name="bench")
 
 

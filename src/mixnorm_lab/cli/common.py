@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 GOES_ON = "\nInterrupted: the same command goes on from here."
@@ -37,6 +37,17 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _usage():
             return super().invoke(ctx)
+
+
+class CsvMayBeAlone(TyperCommand):
+    """A command whose ``--csv`` takes a file, or ``-``, if one stands behind it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        following = [*args[1:], ""]
+        alone = [
+            arg == "--csv" and not (then == "-" or then.endswith(".csv")) for arg, then in zip(args, following, strict=True)
+        ]
+        return super().parse_args(ctx, [f"{arg}=" if is_alone else arg for arg, is_alone in zip(args, alone, strict=True)])
 
 
 @contextmanager

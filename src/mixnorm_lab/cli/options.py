@@ -16,14 +16,16 @@ import torch
 
 from mixnorm_lab.cli.common import typer
 from mixnorm_lab.config.fields import Option
-from mixnorm_lab.config.presets import defaults
+from mixnorm_lab.config.presets import defaults, on_disk
 from mixnorm_lab.config.recipes import RECIPES, with_recipe
 from mixnorm_lab.config.run_config import OPTIONS, RunConfig, is_own
 from mixnorm_lab.data import NAMES, cifar
+from mixnorm_lab.data.disk import recognize
+from mixnorm_lab.models import libraries
 
 Data = Annotated[
     str,
-    typer.Option("--data", help="digits, cifar10, cifar100, a folder with CIFAR's official files, or my_module:loaders."),
+    typer.Option("--data", help="digits, cifar10, cifar100, a folder of images, a table, or my_module:loaders."),
 ]
 Recipe = Annotated[
     str | None, typer.Option("--recipe", help=f"How to train: {', '.join(RECIPES)}; other options change it.")
@@ -85,14 +87,21 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 def preset_of(data: str, given: Given, device: torch.device, recipe: str | None) -> tuple[RunConfig, Path | None]:
     """The preset as the recipe and the options change it, and the folder of the data."""
-    folder = None
-    if not (data in NAMES or is_own(data)) and (Path(data).is_dir() or len(Path(data).parts) > 1):
-        if not Path(data).is_dir():
-            raise ValueError(f"there is no folder {data}: name one with CIFAR's official files, or a data set")
-        folder, data = Path(data), cifar.name_of(Path(data))
+    if "model" in given:
+        given = {**given, "model": libraries.canonical(given["model"])}
+    folder = official = None
+    if not (data in NAMES or is_own(data)) and recognize.is_path(data):
+        folder = Path(data)
+        official = cifar.found_in(folder)
+        data = official or data
     if is_own(data):
         refuse(data, [name for name in ("batch_size", "validation") if name in given])
-    preset = defaults(data, given.get("model"))
+    if folder is not None and official is None:
+        preset = on_disk(folder, given.get("model"), given.get("image_size"), given.get("target"))
+        for note in recognize.notes(preset.data, folder, given.get("image_size"), given.get("target")):
+            typer.echo(note, err=True)
+    else:
+        preset = defaults(data, given.get("model"))
     if recipe is not None:
         preset = with_recipe(preset, recipe)
     return as_given(preset, given, device), folder

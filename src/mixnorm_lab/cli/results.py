@@ -10,11 +10,14 @@ import torch
 from mixnorm_lab import data as data_sets
 from mixnorm_lab import reports
 from mixnorm_lab.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
+from mixnorm_lab.data import cifar
+from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.inspect import norm_inputs
 from mixnorm_lab.inspect.densities import LayerDensities
 from mixnorm_lab.launch.display import DownloadBar
 from mixnorm_lab.reports.model.generators import keep_samples
 from mixnorm_lab.reports.plots import densities
+from mixnorm_lab.reports.render import csv_files
 from mixnorm_lab.storage import records
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.records import Record
@@ -35,6 +38,15 @@ def report(
             "--document", help="Write a Markdown document of many experiments instead, with the text of DIR/findings.md."
         ),
     ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option(
+            "--csv",
+            metavar="[FILE]",
+            help="Write all epochs of all runs into DIR/epochs.csv or FILE, and the tables into summary.csv beside it; "
+            "with -, print the epochs alone.",
+        ),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -42,12 +54,19 @@ def report(
 
     Example: mixnorm report runs/reproduce --bench bench.csv
 
+    Example: mixnorm report runs --csv
+
     Example: mixnorm report results --document docs/results.md --bench benchmarks/h200.csv
     """
     with mistakes():
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}: mixnorm compare or mixnorm reproduce makes one")
         found = records.find(folder)
+        if csv is not None and not found:
+            raise ValueError(f"{folder} has no records of runs, which --csv writes: mixnorm compare makes some")
+        if csv == "-":
+            typer.echo(csv_files.epochs(found, folder), nl=False)
+            return
         if keep is not None:
             kept = records.keep(found, keep)
             keep_samples([run for run in found if records.kept_path(run, keep) in kept], keep)
@@ -61,17 +80,23 @@ def report(
             page = reports.write_document(document, folder, found, bench=bench)
         elif not points:
             page = reports.write(folder, outcome, title=title, bench=bench)
+        written = [] if csv is None else csv_files.write(Path(csv or folder / csv_files.EPOCHS), found, tables, folder)
     if as_json:
-        print_json({"answers": answers, "tables": [table.json() for table in tables], "report": str(page)})
+        files = {"report": str(page)} | ({"csv": [str(path) for path in written]} if written else {})
+        print_json({"answers": answers, "tables": [table.json() for table in tables], **files})
         return
     for sentence in answers:
         typer.echo(sentence)
     typer.echo(f"The {'report' if document is None else 'document'} is {page}")
+    if written:
+        typer.echo(f"The numbers are in {' and '.join(map(str, written))}")
 
 
 def data(
-    name: Annotated[str, typer.Argument(help="digits, cifar10 or cifar100.")],
+    name: Annotated[str, typer.Argument(help="digits, cifar10, cifar100, a folder or a table.")],
     folder: DataFolder = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", min=4, help="Of a folder of images.")] = None,
+    target: Annotated[str | None, typer.Option("--target", help="Of a table: the column to predict.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -80,12 +105,17 @@ def data(
     Example: mixnorm data cifar10
 
     Example: mixnorm data cifar10 --data ~/cifar-10-batches-py
+
+    Example: mixnorm data iris.csv --target species
     """
     with mistakes(), DownloadBar() as download:
-        found = data_sets.prepare(name, folder, download.show)
+        if name not in data_sets.NAMES and recognize.is_path(name):
+            folder = Path(name)
+            name = cifar.found_in(folder) or recognize.name_of(folder)
+        found = data_sets.prepare(name, folder, download.show, image_size, target)
     if as_json:
         sizes = {"train_images": len(found.train), "test_images": len(found.test), "classes": found.num_classes}
-        print_json({"name": found.name, **sizes, "image": list(found.train.images.shape[1:]), "augment": found.augment})
+        print_json({"name": found.name, **sizes, "image": list(found.shape), "augment": found.augment})
         return
     rows = data_sets.describe(found)
     width = max(len(key) for key, _ in rows)

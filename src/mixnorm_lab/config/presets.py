@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from mixnorm_lab import data, models
 from mixnorm_lab.config import catalog
@@ -25,8 +26,11 @@ from mixnorm_lab.config.run_config import (
     assignment,
     is_own,
 )
+from mixnorm_lab.data import DataSet
+from mixnorm_lab.data.disk import recognize
 
 FORM = {"num_components": 3, "em_iters": 2, "activation": "relu"}
+SAFE = {"form": "gated", "num_components": 3, "em_iters": 2}  # what mixnorm.convert makes by itself
 DIGITS = RunConfig(
     name="mixture-norm",
     model="digits-cnn",
@@ -45,10 +49,27 @@ OWN = RunConfig(  # a model or data of the user's, and the form and norms that a
     batch_size=128,
     optimizer=Optimizer("nesterov", lr=0.05, weight_decay=5e-4),
     schedule=Schedule("step", factor=0.1, at=(0.5, 0.75)),
-    mixture=Mixture(RECOMMENDED_LAYERS, {"form": "gated", "num_components": 3, "em_iters": 2}),
+    mixture=Mixture(RECOMMENDED_LAYERS, SAFE),
 )
+TABLE = RunConfig(  # rows of numbers, which are few and pass quickly
+    name="mixture-norm",
+    model="mlp",
+    data="",
+    epochs=40,
+    batch_size=64,
+    optimizer=Optimizer("adamw", lr=0.002, weight_decay=0.01, decayed="weights"),
+    schedule=Schedule("cosine", warmup=0.1),
+    mixture=Mixture(RECOMMENDED_LAYERS, SAFE),
+)
+# Data on disk may be little: an epoch has so many steps at least, unless a batch would have fewer samples than this.
+FEWEST_STEPS, LEAST_IMAGES, LEAST_ROWS = 8, 16, 32
+OF_NUMBERS = "mean squared error"  # the metric of a table whose target is a number
 RESIDUAL = with_recipe(replace(DIGITS, mixture=Mixture(("*",), FORM)), "one-cycle")  # all of their norms
 # Models of the paper are compared as there: with the settings of this experiment, on any data.
+KNOWN: dict[tuple[int, ...], str] = {
+    (1, 8, 8): "digits-cnn",
+    (3, 32, 32): "cifar-cnn",
+}  # the models for images of these shapes
 PAPER = {
     "cifar-cnn": "cifar-cnn/cifar10/mn-2",
     "inception-v3": "inception-v3/cifar100/mn-4",
@@ -56,14 +77,41 @@ PAPER = {
 }
 
 
+def on_disk(path: Path, model: str | None, image_size: int | None, target: str | None) -> RunConfig:
+    """The preset for data at a path, and a model if one was chosen; ``as_given`` adds ``image_size`` and ``target``."""
+    name = recognize.name_of(path)
+    found = data.load(name, path, image_size, target)
+    if model is not None and (is_own(model) or models.is_library(model)):
+        preset = replace(TABLE if found.has_rows else OWN, model=model, mixture=OWN.mixture)
+    elif found.has_rows:
+        preset = replace(TABLE, model=model or TABLE.model)
+    elif model is None and found.shape not in KNOWN:
+        shape = " × ".join(map(str, found.shape))
+        raise ValueError(f"{name} has images of {shape}: choose a model for them, such as --model timm:resnet18")
+    else:
+        preset = defaults("cifar10", model or KNOWN[found.shape])
+    preset = replace(preset, data=name, contents=recognize.digest(path), batch_size=_batch_for(found, preset.batch_size))
+    return replace(preset, metric=OF_NUMBERS) if found.predicts_numbers else preset
+
+
+def _batch_for(found: DataSet, batch_size: int) -> int:
+    """A preset's batch size, or so much less that an epoch of few images or rows has some steps."""
+    least = LEAST_ROWS if found.has_rows else LEAST_IMAGES
+    while len(found.train) < FEWEST_STEPS * batch_size and batch_size > least:
+        batch_size //= 2
+    return batch_size
+
+
 def defaults(data_name: str, model: str | None) -> RunConfig:
-    """The preset for a data set and, unless it is chosen by the data, a model."""
+    """The preset for a data set with a name of its own and, unless it is chosen by the data, a model."""
     if is_own(data_name) or (model is not None and is_own(model)):
         if model is None:
             raise ValueError(f"--data {data_name} needs a model of yours as well: --model my_module:build")
         return replace(OWN, model=model, data=data_name)
     if data_name not in data.NAMES:
         data.load(data_name)  # says which names there are
+    if model is not None and models.is_library(model):
+        return replace(OWN, model=model, data=data_name)
     if model is None:
         model = "digits-cnn" if data_name == "digits" else "cifar-cnn"
     models.input_shape(model)  # says which names there are

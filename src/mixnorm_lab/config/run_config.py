@@ -26,6 +26,8 @@ FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015
 BETAS = (0.9, 0.999)
 ALL_LAYERS = ("*",)
 RECOMMENDED_LAYERS = ("recommended",)  # those that mixnorm.convert takes by itself
+# What stands before the colon in names that are no functions of the user's: models of other packages, and data on disk.
+RESERVED = ("timm", "torchvision", "transformers", "images", "dataset", "table")
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,9 @@ class RunConfig:
         label_smoothing: the share of a label that the training spreads over all classes; evaluations do not.
         train_eval: the last epoch's row tells the loss and the error of training images in evaluation as well.
         metric: what it is judged by, as ``config.metrics.metric_of`` takes it.
+        image_size: the height and width of the images of a folder; None is what suits them.
+        target: the column of a table, or of a saved data set, that is predicted.
+        contents: a digest of data on disk, which differs where the data does.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
@@ -448,6 +453,25 @@ class RunConfig:
             later=True,
         ),
     )
+    image_size: int | None = field(
+        default=None,
+        metadata=setting(
+            Option(
+                "--image-size", "For a folder of images: their height and width; by default, what suits them.", minimum=4
+            ),
+            label="image size",
+            later=True,
+        ),
+    )
+    target: str | None = field(
+        default=None,
+        metadata=setting(
+            Option("--target", "For a table: the column to predict.", kind=str),
+            label="target",
+            later=True,
+        ),
+    )
+    contents: str = field(default="", metadata=setting(later=True))
     norm: str | None = field(default=None, metadata=setting(later=True))
     norm_layers: tuple[str, ...] = field(
         default=ALL_LAYERS,
@@ -471,6 +495,10 @@ class RunConfig:
         _check(self.recalibrate >= 0, "the number of batches to recalibrate with", self.recalibrate, "0 or more")
         _check(0 <= self.validation < 1, "the share of validation images", self.validation, "from 0 up to but not 1")
         metric_of(self.metric)
+        on_disk = self.data.partition(":")[0] in RESERVED
+        if not on_disk and (self.image_size is not None or self.target is not None):
+            what = "--target" if self.image_size is None else "--image-size"
+            raise ValueError(f"{what} is for data on disk, a folder or a table: leave it out with {self.data}")
         _one_of("precision", self.precision, PRECISIONS)
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
@@ -522,8 +550,9 @@ OPTIONS = {option.name: option for option in fields.options(RunConfig)}  # by th
 
 
 def is_own(name: str) -> bool:
-    """Whether a model or data set is the user's: "my_module:function"."""
-    return ":" in name
+    """Whether a model or data set is the user's: "my_module:function", and not what a reserved word begins."""
+    first, colon, _ = name.partition(":")
+    return bool(colon) and first not in RESERVED
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Data sets as tensors: scikit-learn's digits, CIFAR-10 and CIFAR-100, and batches of them made on the device."""
+"""Data sets as tensors: scikit-learn's digits, CIFAR-10 and CIFAR-100, what is on disk, and batches made on the device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mixnorm_lab.data import cifar, digits
 from mixnorm_lab.data.dataset import DataSet, Images, describe, validation_split
+from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.data.download import DownloadProgress, cache_folder, fetch
 from mixnorm_lab.data.resident import Resident
 
@@ -17,22 +18,35 @@ __all__ = [
 NAMES = ("digits", "cifar10", "cifar100")
 
 
-def load(name: str, folder: Path | None = None) -> DataSet:
-    """A data set by its name, one of ``NAMES``.
+def load(
+    name: str, folder: Path | None = None, image_size: int | None = None, target: str | None = None
+) -> DataSet:  # fmt: skip
+    """A data set by its name: one of ``NAMES``, or the one that ``recognize.name_of`` gave to the path ``folder``.
 
     ``folder`` has the official files of CIFAR, their folder or the archive; the cache, unless given. Nothing is downloaded.
+    ``image_size`` and ``target`` are for what is on disk: the height and width of images, and the column to predict.
     """
+    if recognize.is_on_disk(name):
+        return recognize.load(name, folder, image_size, target)
     _check(name, folder)
+    for option, value in (("--image-size", image_size), ("--target", target)):
+        if value is not None:
+            raise ValueError(f"{option} is for data of your own, in a folder or a table: leave it out with {name}")
     if name == "digits":
         return digits.read()
     return cifar.read(name, Path(folder or cache_folder()))
 
 
-def prepare(name: str, folder: Path | None = None, progress: DownloadProgress | None = None) -> DataSet:
+def prepare(
+    name: str,
+    folder: Path | None = None,
+    progress: DownloadProgress | None = None,
+    image_size: int | None = None,
+    target: str | None = None,
+) -> DataSet:
     """:func:`load`, after a download where the files in the cache are missing or damaged. Given folders stay as they are."""
-    _check(name, folder)
-    if name == "digits" or folder is not None:
-        return load(name, folder)
+    if name not in cifar.OFFICIAL or folder is not None or image_size is not None or target is not None:
+        return load(name, folder, image_size, target)
     try:
         return load(name)
     except (FileNotFoundError, ValueError):

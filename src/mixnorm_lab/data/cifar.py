@@ -52,23 +52,19 @@ def read(name: str, folder: Path) -> DataSet:
     return DataSet(name, train, test, official.num_classes, augment=True)
 
 
-def name_of(folder: Path) -> str:
-    """Which of the two data sets a folder has, itself, in its official folder or as an archive."""
+def found_in(folder: Path) -> str | None:
+    """Which of the two data sets a folder has, itself, in its official folder or as an archive; None if neither."""
     found = [
         name
         for name, official in OFFICIAL.items()
-        if any((folder / place).exists() for place in (official.folder, next(iter(official.train)), ARCHIVES[name].file))
+        if (folder / official.folder).is_dir()
+        or any((folder / file).is_file() for file in (next(iter(official.train)), ARCHIVES[name].file))
     ]
-    if not found:
-        raise ValueError(
-            f"{folder} has no official files of CIFAR-10 or CIFAR-100: choose the folder with cifar-10-batches-py or "
-            "cifar-100-python in it"
-        )
     if len(found) > 1:
         raise ValueError(
             f"{folder} has both CIFAR-10 and CIFAR-100: choose the folder of one, {OFFICIAL[found[0]].folder} in it"
         )
-    return found[0]
+    return found[0] if found else None
 
 
 def unpack(name: str, archive: Path) -> None:

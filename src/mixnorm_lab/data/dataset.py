@@ -1,4 +1,4 @@
-"""Images with labels, in two sets: what every data set is here, and what can be said of one."""
+"""Images with labels, in two sets: what every data set is here, and what can be said of one. Rows of a table are such."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Images:
-    """``images`` (N, C, H, W) in uint8 and their ``labels`` (N,) in int64, on the CPU."""
+    """``images`` (N, C, H, W) in uint8 and their ``labels`` (N,) in int64, on the CPU.
+
+    Of a table, ``images`` are its rows (N, D) in fp32, and labels that are numbers to predict are in fp32.
+    """
 
     images: Tensor
     labels: Tensor
@@ -25,13 +28,33 @@ class Images:
 
 @dataclass(frozen=True)
 class DataSet:
-    """``augment``: whether random crops and flips of these images make sense."""
+    """Numbers to predict are one class.
+
+    Args:
+        augment: whether random crops and flips of these images make sense.
+        left_out: columns of a table that are not used.
+    """
 
     name: str
     train: Images
     test: Images
     num_classes: int
     augment: bool
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W), or (D,) of a table."""
+        return tuple(self.train.images.shape[1:])
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is a table."""
+        return len(self.shape) == 1
+
+    @property
+    def predicts_numbers(self) -> bool:
+        return self.train.labels.is_floating_point()
 
 
 def validation_split(dataset: DataSet, fraction: float = 0.1, seed: int = 0) -> DataSet:
@@ -44,8 +67,10 @@ def validation_split(dataset: DataSet, fraction: float = 0.1, seed: int = 0) -> 
 
 
 def stratified_split(images: Images, fraction: float, seed: int) -> tuple[Images, Images]:
-    """Images without and with the given share of each class, both in their old order."""
+    """Images without and with the given share of each class, both in their old order. Numbers to predict are one class."""
     labels = images.labels.numpy()
+    if images.labels.is_floating_point():
+        labels = np.zeros(len(labels))
     random = np.random.RandomState(seed)  # its numbers are promised never to change
     held_out = np.zeros(len(labels), bool)
     for label in np.unique(labels):
@@ -72,6 +97,16 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def describe(dataset: DataSet) -> list[tuple[str, str]]:
     """What there is to know of a data set, as rows of a table."""
+    if dataset.has_rows:
+        numbers = "a number, in deviations from the mean"
+        return [
+            ("data set", dataset.name),
+            ("training rows", f"{len(dataset.train):,}"),
+            ("test rows", f"{len(dataset.test):,}"),
+            ("numbers in a row", str(dataset.shape[0])),
+            ("target", numbers if dataset.predicts_numbers else f"{dataset.num_classes} classes"),
+            ("left out", ", ".join(dataset.left_out) or "no column"),
+        ]
     means, deviations = channel_statistics(dataset.train.images)
     return [
         ("data set", dataset.name),

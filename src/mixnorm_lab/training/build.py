@@ -19,6 +19,7 @@ from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
 from mixnorm_lab.config.run_config import RECOMMENDED_LAYERS, Mixture, RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident
+from mixnorm_lab.data.disk.rows import RowSource
 from mixnorm_lab.data.download import DownloadProgress
 from mixnorm_lab.data.sources import Loaders, Source, told
 from mixnorm_lab.internals import left_out
@@ -36,7 +37,7 @@ def prepare(
     """
     source = make_source(config, device, folder, team)
     torch.manual_seed(config.seed)
-    if isinstance(source, Resident):
+    if isinstance(source, (Resident, RowSource)):
         return make_model(config, source.num_classes, source.shape), source
     return make_model(config), source
 
@@ -50,8 +51,8 @@ def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: Do
             make_source(config, torch.device("cpu"))
             sizes[config.data] = ()
         elif config.data not in sizes:
-            dataset = _dataset(config.data, folder, progress)
-            sizes[config.data] = (dataset.num_classes, tuple(dataset.train.images.shape[1:]))
+            dataset = _dataset(config, folder, progress)
+            sizes[config.data] = (dataset.num_classes, dataset.shape)
         different = (config.model, config.data, config.mixture, config.norm, config.norm_layers)
         if different not in checked:
             make_model(config, *sizes[config.data])
@@ -83,9 +84,11 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
         if not isinstance(loaders, (tuple, list)) or len(loaders) != 2:
             raise ValueError(f"{config.data} must return two loaders, (train, test), but returned {_kind(loaders)}")
         return Loaders(*loaders, device=device, channels_last=config.channels_last)
-    dataset = _dataset(config.data, folder)
+    dataset = _dataset(config, folder)
     if config.validation:
         dataset = data.validation_split(dataset, config.validation)
+    if dataset.has_rows:
+        return RowSource(dataset, config.batch_size, device=device, share=(team.rank, team.size))
     return Resident(
         dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment,
         share=(team.rank, team.size),
@@ -97,19 +100,19 @@ def make_model(
 ) -> nn.Module:  # fmt: skip
     """The model, its norms converted. ``num_classes`` and ``shape`` (C, H, W) are known unless the data is the user's."""
     if is_own(config.model):
-        model = _called(config.model, num_classes=num_classes)
+        model = _called(config.model, num_classes=num_classes, input_shape=shape)
         if not isinstance(model, nn.Module):
             raise ValueError(f"{config.model} must return a torch.nn.Module, but returned {_kind(model)}")
     else:
         wanted = models.input_shape(config.model)
         if num_classes is None or shape is None:
             raise ValueError(f"with --data {config.data} the model must be yours, too: --model my_module:build")
-        if wanted != shape:
+        if wanted is not None and wanted != shape:
             wants, has = (" × ".join(map(str, sizes)) for sizes in (wanted, shape))
             raise ValueError(
                 f"{config.model} is for images of {wants}, but {config.data} has {has}: choose another model or other data"
             )
-        model = models.build(config.model, num_classes)
+        model = models.build(config.model, num_classes, shape)
     if config.mixture is not None:
         model = _converted(model, config.model, config.mixture)
         _activate_where_a_relu_follows(model, config.model)
@@ -227,10 +230,11 @@ def _kind(value: Any) -> str:
     return "nothing" if value is None else f"an object of the type {type(value).__name__}"
 
 
-_datasets: dict[tuple[str, Path | None], DataSet] = {}  # one run after the other reads the same
+_datasets: dict[tuple[Any, ...], DataSet] = {}  # one run after the other reads the same
 
 
-def _dataset(name: str, folder: Path | None, progress: DownloadProgress | None = None) -> DataSet:
-    if (name, folder) not in _datasets:
-        _datasets[name, folder] = data.prepare(name, folder, progress)
-    return _datasets[name, folder]
+def _dataset(config: RunConfig, folder: Path | None, progress: DownloadProgress | None = None) -> DataSet:
+    key = config.data, folder, config.image_size, config.target
+    if key not in _datasets:
+        _datasets[key] = data.prepare(config.data, folder, progress, config.image_size, config.target)
+    return _datasets[key]

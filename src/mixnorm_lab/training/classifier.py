@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import recalibrate
 from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.data.disk.rows import RowSource
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Source
 from mixnorm_lab.training.loop import TrainingLoop, load_statistics
@@ -110,7 +111,7 @@ class ClassifierLoop(TrainingLoop):
     def _evaluate_training_images(self) -> dict[str, float]:
         """The loss and the error of training images as of test images: without crops, flips, smoothed labels and the noise
         of the batches."""
-        assert isinstance(self.source, Resident)
+        assert isinstance(self.source, (Resident, RowSource))
         batches = self.source.plain_train_batches(self._batch, TRAINING_IMAGES)
         found = evaluate(self.evaluated, batches, device=self.device, bf16=self.bf16, team=self.team).tolist()
         return {"train_eval_loss": found[0], "train_eval_error": found[1]}

@@ -273,7 +273,7 @@ def test_digits_cnn_learns_the_digits():
     assert (model(x[test]).argmax(1) == y[test]).float().mean() > 0.98
 
 
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("name", [name for name in models.NAMES if models.input_shape(name) is not None])
 def test_every_name_builds_a_classifier(name):
     model = models.build(name, 7).eval()
     with torch.no_grad():
@@ -352,7 +352,7 @@ def test_generator_trains_with_the_papers_mixture_norms():
     ("model", "select", "count"),
     [
         (CifarCNN, "conv3.*", 1),
-        (CifarCNN, None, 4),
+        (CifarCNN, "*", 4),
         (lambda: DenseNet(7, 4), "last_norm", 1),
         (lambda: DenseNet(7, 4), ["transition1.norm", "transition2.norm", "last_norm"], 3),
     ],
