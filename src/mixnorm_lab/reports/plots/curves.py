@@ -103,7 +103,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         _spread(axis, x, centre, deviation, style["color"])
         drawn.append(line)
         edges += [centre - deviation, centre + deviation] if len(x) <= FEW else []
-    _limits(axis, drawn + edges)
+    _limits(axis, drawn, edges)
     if one_epoch:
         _only(axis, 1)
     legend_below(figure)
@@ -149,7 +149,7 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
             axis.errorbar(
                 when.mean / unit, level, fmt="o", ms=6.5, color=style["color"], mec="white", mew=1, zorder=5, **spread
             )
-    _limits(axis, drawn + edges, skip=8)
+    _limits(axis, drawn, edges, skip=8)
     axis.set_xlim(left=0)
     legend_below(figure)
     caption = "Thin line: batch norm's best."
@@ -268,8 +268,11 @@ def _unit(against: str, largest: float) -> tuple[float, str]:
     )
 
 
-def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
-    """Errors that fall by a large factor stand on a logarithmic axis; others without the first, steepest 1/skip."""
+def _limits(axis: Any, lines: Sequence[np.ndarray], edges: Sequence[np.ndarray], skip: int = 20) -> None:
+    """Errors that fall by a large factor stand on a logarithmic axis; others without the first, steepest 1/skip.
+
+    ``edges`` are of spreads that are to be seen whole.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     there = [line[np.isfinite(line)] for line in lines]
@@ -277,14 +280,19 @@ def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
     if not there:
         return
     low, high = min(line.min() for line in there), max(line.max() for line in there)
+    lowest, highest = min([low, *_flat(edges)]), max([high, *_flat(edges)])
     if low > 0 and high / low > 6:
         axis.set_yscale("log")
         axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
-        axis.set_ylim(low / 1.15, high * 1.15)
+        axis.set_ylim((lowest if lowest > low / 10 else low) / 1.15, highest * 1.15)
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
         return
-    top = max(line[len(line) // skip] for line in there)
-    margin = 0.04 * (top - low) or 1.0
-    axis.set_ylim(low - margin, top + margin)
+    top = max([*(line[len(line) // skip] for line in there), *_flat(edges)])
+    margin = 0.04 * (top - lowest) or 1.0
+    axis.set_ylim(lowest - margin, top + margin)
+
+
+def _flat(lines: Sequence[np.ndarray]) -> list[float]:
+    return [float(value) for line in lines for value in line if np.isfinite(value)]
