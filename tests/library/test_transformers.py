@@ -58,7 +58,7 @@ def assert_equal(one, other):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_a_converted_model_comes_back_to_the_bit(options, dtype, tmp_path):
-    model = trained(mixnorm.convert(new_model(), **options)).to(dtype)
+    model = trained(mixnorm.convert(new_model(), "*", form="paper", **options)).to(dtype)
     save_pretrained(model, tmp_path)
     loaded = from_pretrained(ResNetForImageClassification, tmp_path)
     assert type(loaded) is ResNetForImageClassification
@@ -72,8 +72,8 @@ def test_a_converted_model_comes_back_to_the_bit(options, dtype, tmp_path):
 
 def test_layers_may_differ_and_some_may_stay_batch_norms(tmp_path):
     model = new_model()
-    mixnorm.convert(model, "resnet.encoder.stages.0.*", num_components=2, within="learned")
-    mixnorm.convert(model, "*.shortcut.*", num_components=5)
+    mixnorm.convert(model, "resnet.encoder.stages.0.*", num_components=2, form="paper", within="learned")
+    mixnorm.convert(model, "*.shortcut.*", num_components=5, form="paper")
     mixnorm.freeze(model)
     mixnorm.unfreeze(model.resnet.encoder.stages[0])
     save_pretrained(trained(model), tmp_path)

@@ -12,7 +12,9 @@ from mixnorm.mixture_norm import GATES
 
 def new_model(**options):
     torch.manual_seed(0)
-    return mixnorm.convert(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), **options)
+    return mixnorm.convert(
+        nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), form="paper", **options
+    )
 
 
 def pass_through(model, batches):
