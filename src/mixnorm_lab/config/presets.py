@@ -38,6 +38,8 @@ OWN = RunConfig(  # a model or data of the user's, and all of its norms
     schedule=Schedule("step", factor=0.1, at=(0.5, 0.75)),
     mixture=Mixture(("*",), {"num_components": 3, "em_iters": 2}),
 )
+# The same for numbers and masks, whose losses may be of any size, which AdamW does not mind.
+NUMBERS = replace(OWN, optimizer=Optimizer("adamw", lr=0.001, weight_decay=0.01), schedule=Schedule("cosine"))
 RESIDUAL = with_recipe(replace(DIGITS, mixture=Mixture(("*",), FORM)), "one-cycle")  # all of their norms
 # Models of the paper are compared as there: with the settings of this experiment, on any data.
 PAPER = {

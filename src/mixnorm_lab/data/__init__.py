@@ -11,7 +11,8 @@ from mixnorm_lab.data.download import DownloadProgress, cache_folder, fetch
 from mixnorm_lab.data.resident import Resident
 
 __all__ = [
-    "NAMES", "DataSet", "Images", "Resident", "cache_folder", "describe", "fetch", "load", "prepare", "subset", "validation_split",
+    "NAMES", "DataSet", "Images", "Resident", "cache_folder", "describe", "fetch", "load", "prepare", "subset",
+    "validation_split",
 ]  # fmt: skip
 
 NAMES = ("digits", "cifar10", "cifar100")

@@ -21,9 +21,7 @@ def name_of(function: str | Callable[..., Any]) -> str:
     if isinstance(function, str):
         return function
     if not callable(function):
-        raise ValueError(
-            f"an object of the type {type(function).__name__} is no function: pass one, or its name such as 'my_module:build'"
-        )
+        raise ValueError(f"{kind(function)} is no function: pass one, or its name, such as 'my_module:build'")
     called = getattr(function, "__qualname__", type(function).__name__)
     name = f"{getattr(function, '__module__', None) or '__main__'}:{called}"
     if not _importable(name, function):

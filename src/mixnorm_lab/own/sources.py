@@ -1,4 +1,4 @@
-"""The source files of a user's functions: one digest of them, which changes when one of them does."""
+"""The source files of a user's functions: a digest of each, which changes when it does."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from mixnorm_lab.own import functions
 INSTALLED = ("site-packages", "dist-packages")
 
 
-def digest(names: Iterable[str]) -> str:
-    """A digest of the sources of functions: of their modules' files, and of the files beside these that they import.
+def told(names: Iterable[str]) -> str:
+    """The files of functions with a digest of each: those of their modules, and those beside these that they import.
 
     Comments, blank lines and the ends of lines do not count. A function that is in no file counts with its own text.
     """
-    names = sorted(set(names))
     texts: dict[str, str] = {}
     for name in names:
         for place, path in files_of(name).items():
             texts[place] = _essence(path.read_bytes())
         if functions.only_here(name):
             texts[name] = _own_text(name)
-    whole = hashlib.sha256()
-    for place, text in sorted(texts.items()):
-        whole.update(f"{place}\0{text}\0".encode())
-    return whole.hexdigest()[:12] if texts else ""
+    digests = {place: hashlib.sha256(text.encode()).hexdigest()[:8] for place, text in texts.items()}
+    return ", ".join(f"{place} {digest}" for place, digest in sorted(digests.items()))
+
+
+def changed(before: str, after: str) -> str:
+    """The files that differ between two notes of sources, with the verb: "my_module.py has"."""
+    ours, theirs = set(before.split(", ")), set(after.split(", "))
+    files = sorted({entry.rpartition(" ")[0] for entry in ours ^ theirs} - {""}) or ["the source"]
+    return f"{', '.join(files)} {'has' if len(files) == 1 else 'have'}"
 
 
 def files_of(name: str) -> dict[str, Path]:

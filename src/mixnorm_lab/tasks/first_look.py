@@ -114,8 +114,8 @@ def task_of(found: Look, loss: str | None, metric: str | None, step: str) -> tup
             raise ValueError(found.unfit)
         elif found.kind == "either":
             raise ValueError(
-                f"the labels are floats of 0 and 1: say --loss '{BINARY}' if these are answers, or --loss '{SQUARED}' if they "
-                "are numbers to predict"
+                f"the labels are floats of 0 and 1: say --loss '{BINARY}' if these are answers, or --loss '{SQUARED}' if "
+                "they are numbers to predict"
             )
         else:
             loss = {"classes": CROSS_ENTROPY, "masks": CROSS_ENTROPY, "binary": BINARY}.get(str(found.kind), SQUARED)
@@ -147,7 +147,9 @@ def check_components(found: Look, norms: Mapping[str, tuple[int, str]]) -> list[
                 f"least {POINTS_A_COMPONENT} for each: use -k {most} or less, larger batches, or --layers without it"
             )
         if components > most:
-            short.append(f"{name} gets {points:,} points from a batch, which is enough for {most} of {components} components")
+            short.append(
+                f"{name} gets {points:,} points from a batch, which is enough for {most} of {components} components"
+            )
     others = f", and {len(short) - 1} other norms are short of points as well" if len(short) > 1 else ""
     notes = [f"{short[0]}{others}."] if short else []
     most = max((components for components, _ in norms.values()), default=1)
@@ -171,5 +173,3 @@ def components_of(model: nn.Module, kinds: Sequence[type]) -> dict[str, tuple[in
             norm: Any = module
             found[name] = (norm.num_components, norm.population)
     return found
-
-

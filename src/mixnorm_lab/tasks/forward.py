@@ -37,8 +37,8 @@ def call(model: nn.Module, inputs: Any, labels: Any = None, through: Callable[..
         return function(**inputs)
     wanted = ", ".join(name for name in parameters if name not in LABELS) or "nothing"
     raise ValueError(
-        f"a batch of the data has the inputs {', '.join(map(str, inputs))}, but the model's forward takes {wanted}: give both "
-        "the same names, or say with --step how to train on a batch"
+        f"a batch of the data has the inputs {', '.join(map(str, inputs))}, but the model's forward takes {wanted}: give "
+        "both the same names, or say with --step how to train on a batch"
     )
 
 
@@ -52,7 +52,8 @@ def logits_of(output: Any) -> Tensor:
         if isinstance(output, (tuple, list)):
             what += f" of {len(output)}"
         raise ValueError(
-            f"the model returns a {what}: return a tensor, or an object with .logits, or say with --step how to train on a batch"
+            f"the model returns a {what}: return a tensor, or an object with .logits, or say with --step how to train on a "
+            "batch"
         )
     return found.float() if found.is_floating_point() else found
 

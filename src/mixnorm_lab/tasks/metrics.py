@@ -107,7 +107,7 @@ class Function(Mean):
 
 
 class Accumulating(Total):
-    """An object of the user's own that adds up batches itself, with ``reset``, ``update`` and ``compute`` as torchmetrics'."""
+    """An object of the user's own that adds up batches by ``reset``, ``update`` and ``compute``, as torchmetrics' do."""
 
     def __init__(self, own: Any) -> None:
         self.own = own

@@ -30,7 +30,9 @@ def kind_of(logits: Tensor, labels: Tensor) -> Kind:
         if bool(((labels == 0) | (labels == 1)).all()):
             return "binary"
         raise ValueError(
-            _unfit(logits, labels, "return one output for each class, or make the labels floats if they are numbers to predict")
+            _unfit(
+                logits, labels, "return one output for each class, or make the labels floats if they are numbers to predict"
+            )
         )
     dimension = class_dimension(logits, whole)
     if dimension is None:
@@ -94,7 +96,9 @@ def _check_range(labels: Tensor, classes: int) -> None:
             remedy = f"give the model more of them, or mark pixels to leave out with {IGNORED}"
         elif low >= 0:
             remedy = f"give the model at least {high + 1}, or number the classes from 0"
-        raise ValueError(f"the labels hold {wrong}, but the model has {classes} outputs, for classes 0 to {classes - 1}: {remedy}")
+        raise ValueError(
+            f"the labels hold {wrong}, but the model has {classes} outputs, for classes 0 to {classes - 1}: {remedy}"
+        )
 
 
 def _unfit(logits: Tensor, labels: Tensor, remedy: str) -> str:

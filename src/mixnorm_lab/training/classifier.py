@@ -29,8 +29,7 @@ GPU_EVALUATION_BATCH, CPU_EVALUATION_BATCH = 2000, 256  # images at a time
 
 
 class ClassifierStep(Step):
-    """The step of a classifier, or another model with labels: a batch, both passes, and the optimizer's step. Its numbers: the
-    loss and the error."""
+    """The step of a model with labels: a batch, both passes, the optimizer's step. Its numbers: the loss and the error."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class ClassifierLoop(TrainingLoop):
         of the batches."""
         assert isinstance(self.source, Resident)
         batches = self.source.plain_train_batches(self._batch, TRAINING_IMAGES)
-        found = evaluate(self.task, self.evaluated, batches, device=self.device, bf16=self.bf16, team=self.team)
+        found = evaluate(self.evaluated, batches, **self._where)
         return {"train_eval_loss": found.loss} | ({} if found.error is None else {"train_eval_error": found.error})
 
     @property
@@ -127,11 +126,14 @@ class ClassifierLoop(TrainingLoop):
         """How many images are evaluated at a time."""
         return GPU_EVALUATION_BATCH if self.device.type == "cuda" else CPU_EVALUATION_BATCH
 
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"device": self.device, "bf16": self.bf16, "team": self.team, "task": self.task}
+
     def _evaluate(self) -> tuple[Evaluation, Evaluation | None]:
         """What the test data say, with the running statistics, and if asked for with fresh ones."""
         model, batch = self.evaluated, self._batch
-        where: dict[str, Any] = {"device": self.device, "bf16": self.bf16, "team": self.team}
-        test = evaluate(self.task, model, self.source.test_batches(batch), **where)
+        test = evaluate(model, self.source.test_batches(batch), **self._where)
         if not math.isfinite(test.loss) and not all(map(batches_of.is_finite, self.source.test_batches(batch))):
             raise NotFinite("the images to test on are not finite: remove what is infinite or not a number from the data")
         if not self.config.recalibrate:
@@ -144,7 +146,7 @@ class ClassifierLoop(TrainingLoop):
                 recalibrate(model, inputs)
             else:
                 recalibrate(*self.task.as_arguments(model, inputs))
-        return test, evaluate(self.task, model, self.source.test_batches(batch), **where)
+        return test, evaluate(model, self.source.test_batches(batch), **self._where)
 
 
 def has_statistics(model: nn.Module) -> bool:
@@ -163,15 +165,16 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    task: Task,
     model: nn.Module,
     batches: Iterable[Any],
     *,
     device: torch.device,
     bf16: bool,
     team: Team = ALONE,
+    task: Task | None = None,
 ) -> Evaluation:
     """The loss and the metric over all samples, those of all ranks."""
+    task = Task() if task is None else task
     losses = torch.zeros((), device=device)
     metric: Total = task.total()
     count = 0

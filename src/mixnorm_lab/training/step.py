@@ -24,7 +24,7 @@ AHEAD = 2  # marks that may be outstanding: a GPU always has work, and the host 
 class Step(ABC):
     """The step that an epoch repeats, in a subclass's ``update``. Nothing is read back to the host.
 
-    On a GPU, with data that is there, everything is captured in one CUDA graph, unless ``capture`` says that it holds what may
+    On a GPU, with data that is there, everything is captured in one CUDA graph, unless ``capture`` says that it holds what
     not be, such as a user's loss; but what several processes train together is
     not, because mixture norms ask the other ranks how many points they have. The steps before the capture are steps of
     the training as well, and a capture computes nothing, so that there is nothing to undo.
