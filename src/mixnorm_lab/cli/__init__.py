@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from mixnorm import __version__
 from mixnorm_lab.cli.bench import bench
 from mixnorm_lab.cli.common import Commands, Debug, typer
 from mixnorm_lab.cli.experiments import compare, reproduce, train
@@ -16,8 +19,19 @@ for _command in (compare, train, reproduce, report, inspect, data):
 app.add_typer(bench, name="bench")
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mixnorm {__version__}")
+        raise typer.Exit(0)
+
+
 @app.callback()
-def _main(debug: Debug = False) -> None:
+def _main(
+    debug: Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Options that come before the command."""
 
 

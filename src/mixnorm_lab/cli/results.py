@@ -104,14 +104,17 @@ def inspect(
     Example: mixnorm inspect runs/reproduce/inception-v3/cifar100/mn-4/seed-0 --layer inc2.0.2.4
     """
     with mistakes():
-        view, epochs, paths = inspect_run(records.read(_record(folder)), choose_device(device), data, layer, out)
+        run = records.read(_record(folder))
+        view, epochs, paths = inspect_run(run, choose_device(device), data, layer, out)
     if as_json:
         print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
         return
-    typer.echo(f"{view.layer} after {epochs} epochs:")
+    typer.echo(f"The norm {view.layer} after {epochs} epoch{'' if epochs == 1 else 's'}:")
     for path in paths:
         typer.echo(f"  {path}")
-    if len(paths) == 1:
+    if run.config.mixture is None:
+        typer.echo("This run has no mixture norm, so there are no components to show over its training.")
+    elif len(paths) == 1:
         typer.echo("Only mixture norms have components to show over the training: choose one with --layer.")
 
 

@@ -105,6 +105,8 @@ def preset_of(
         folder, data = Path(data), cifar.name_of(Path(data))
     if is_own(data):
         refuse(data, [name for name in ("batch_size",) if name in given])
+    _check_is_function("--model", given.get("model"), "build")
+    _check_is_function("--data", data, "loaders")
     preset = presets.defaults(data, given.get("model"))
     if recipe is not None:
         preset = with_recipe(preset, recipe)
@@ -114,6 +116,16 @@ def preset_of(
         kept = {"optimizer": presets.NUMBERS.optimizer, "schedule": presets.NUMBERS.schedule}
         config = as_given(replace(config, **kept), given, device)  # type: ignore[arg-type]
     return config, folder
+
+
+def _check_is_function(option: str, name: str | None, function: str) -> None:
+    """Raises where a module is named, and not a function in it."""
+    if name is None or ":" in name:
+        return
+    module = name.removesuffix(".py").replace("/", ".")
+    path = Path(*module.split("."))
+    if name.endswith(".py") or path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+        raise ValueError(f"{option} {name} is a module: name the function in it as well, such as {module}:{function}")
 
 
 def with_functions(config: RunConfig, own: Own, device: torch.device, files: Path | None = None) -> RunConfig:

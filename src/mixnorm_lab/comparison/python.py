@@ -82,15 +82,15 @@ def compare(
         given["option"] = [f"{name}={value}" for name, value in mixture.items()]
     if seeds < 1:
         raise ValueError(f"seeds={seeds} trains nothing: use at least 1")
-    given["model"] = functions.name_of(build)
+    given["model"] = functions.name_of(build, "build")
     own = plan.Own(
-        loss=None if loss is None else functions.name_of(loss),
+        loss=None if loss is None else functions.name_of(loss, "loss"),
         metric=metric if metric is None or isinstance(metric, str) else _metric_name(metric),
-        step=None if step is None else functions.name_of(step),
+        step=None if step is None else functions.name_of(step, "step"),
     )
     where = _device(device)
     planned = plan.comparison(
-        functions.name_of(loaders), given, where, own=own, recipe=recipe,
+        functions.name_of(loaders, "loaders"), given, where, own=own, recipe=recipe,
         norms=norms if norms is None or isinstance(norms, str) else ",".join(norms),
         seeds=seeds, out=None if out is None else Path(out),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def _metric_name(metric: tuple[Function, str]) -> str:
     function, better = metric
     if better not in ("higher", "lower"):
         raise ValueError(f"a metric is better {better!r}: say 'higher' or 'lower' behind its function")
-    return f"{functions.name_of(function)}:{better}"
+    return f"{functions.name_of(function, 'metric')}:{better}"
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -96,10 +96,11 @@ class Suite:
                 progress = display.run(run_name(config))
                 show_finished(record, progress)
                 progress.end("finished")
-        queue, place = RunQueue(todo, display), Place(self.root, device, self.files)
+        several = cluster is None and jobs > 1 and len(todo) > 1
+        queue, place = RunQueue(todo, display), Place(self.root, device, self.files, shared=several)
         if cluster is not None:
             cluster.run(queue, place)
-        elif jobs > 1 and len(todo) > 1:
+        elif several:
             run_in_processes(queue, place, min(jobs, len(todo)))
         else:
             while (next_one := queue.next()) is not None:

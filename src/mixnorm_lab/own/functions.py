@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import sys
@@ -10,23 +11,40 @@ from pathlib import Path
 from typing import Any
 
 _WORKER = "Original Traceback (most recent call last)"  # as PyTorch begins it
-_given: dict[str, Callable[..., Any]] = {}  # functions that no import finds, such as those of a notebook
+# Functions that no import finds, such as those of a notebook, by their names, with what they are for.
+_given: dict[str, tuple[str, Callable[..., Any]]] = {}
 
 
-def name_of(function: str | Callable[..., Any]) -> str:
+def name_of(function: str | Callable[..., Any], role: str = "function") -> str:
     """The name by which :func:`find` gives a function back: "my_module:build".
 
     A function that cannot be imported by its name, such as one of a notebook, is found in this process alone.
+
+    Args:
+        role: what it is for, which a function without a name of its own is called by.
     """
     if isinstance(function, str):
         return function
     if not callable(function):
         raise ValueError(f"{kind(function)} is no function: pass one, or its name, such as 'my_module:build'")
-    called = getattr(function, "__qualname__", type(function).__name__)
-    name = f"{getattr(function, '__module__', None) or '__main__'}:{called}"
-    if not _importable(name, function):
-        _given[name] = function
+    inner = innermost(function)
+    module = getattr(inner, "__module__", None) or "__main__"
+    called = getattr(inner, "__qualname__", type(inner).__name__)
+    if _importable(module, called, function):
+        return f"{module}:{called}"
+    last = called.rpartition(".")[2].replace("<lambda>", role)
+    name = f"{module}:{last}"
+    if name in _given and _given[name][0] != role:
+        name = f"{module}:{role}.{last}"
+    _given[name] = role, function
     return name
+
+
+def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a ``functools.partial`` calls; any other function itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def only_here(name: str) -> bool:
@@ -37,7 +55,7 @@ def only_here(name: str) -> bool:
 def find(name: str) -> Callable[..., Any]:
     """The function that "my_module:function" names; modules of the current folder count, as with ``python -m``."""
     if name in _given:
-        return _given[name]
+        return _given[name][1]
     module_name, _, function_name = name.partition(":")
     if module_name == "__main__":
         raise ValueError(f"{name} is a function of another Python session: put it in a module, such as my_module.py")
@@ -91,8 +109,7 @@ def kind(value: Any) -> str:
     return "nothing" if value is None else f"an object of the type {type(value).__name__}"
 
 
-def _importable(name: str, function: Callable[..., Any]) -> bool:
-    module_name, _, function_name = name.partition(":")
+def _importable(module_name: str, called: str, function: Callable[..., Any]) -> bool:
     if module_name == "__main__" or module_name not in sys.modules:
         return False
-    return getattr(sys.modules[module_name], function_name, None) is function
+    return getattr(sys.modules[module_name], called, None) is function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import io
@@ -10,6 +11,7 @@ import sys
 import tokenize
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from mixnorm_lab.own import functions
 
@@ -108,10 +110,24 @@ def _essence(content: bytes) -> str:
 
 
 def _own_text(name: str) -> str:
-    """The text of a function that no import finds; of one without a text, its code."""
+    """The text of a function that no import finds, or its code, with the plain values that it was given."""
     function = functions.find(name)
+    inner = functions.innermost(function)
+    values = []
+    while isinstance(function, functools.partial):
+        values += [*map(_plain, function.args), *(f"{key}={_plain(value)}" for key, value in function.keywords.items())]
+        function = function.func
+    if not inspect.isroutine(inner) and not isinstance(inner, type):  # an object, such as a loss of torch.nn
+        values += [f"{key}={_plain(value)}" for key, value in sorted(vars(inner).items())]
+        inner = type(inner)
     try:
-        return _essence(inspect.getsource(function).encode())
+        text = _essence(inspect.getsource(inner).encode())
     except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        return "" if code is None else f"{code.co_code.hex()} {code.co_names}"
+        code = getattr(inner, "__code__", None)
+        text = "" if code is None else f"{code.co_code.hex()} {code.co_names}"
+    return " ".join([text, *values])
+
+
+def _plain(value: Any) -> str:
+    """A value in words, that are the same tomorrow."""
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

@@ -150,7 +150,8 @@ def check_components(found: Look, norms: Mapping[str, tuple[int, str]]) -> list[
             short.append(
                 f"{name} gets {points:,} points from a batch, which is enough for {most} of {components} components"
             )
-    others = f", and {len(short) - 1} other norms are short of points as well" if len(short) > 1 else ""
+    rest = len(short) - 1
+    others = f", and {rest} other norm{'s are' if rest > 1 else ' is'} short of points as well" if rest > 0 else ""
     notes = [f"{short[0]}{others}."] if short else []
     most = max((components for components, _ in norms.values()), default=1)
     if most > MANY:

@@ -73,7 +73,7 @@ class MeanIoU(Total):
         self.confusion: Tensor | None = None
 
     def add(self, logits: Tensor, labels: Tensor, loss: Tensor, count: int) -> None:
-        if logits.numel() == labels.numel() and logits.shape[1:2] in ((), (1,)):  # one output: background and object
+        if logits.numel() == labels.numel():  # one output: background and object
             classes, found, truth = 2, (like(logits, labels) > 0).long(), (labels > 0.5).long()
         else:
             logits, truth = with_classes_second(logits, labels)

@@ -22,11 +22,11 @@ def kind_of(logits: Tensor, labels: Tensor) -> Kind:
     if labels.is_floating_point():
         if is_probabilities(logits, labels):
             return "classes"
-        if not _same_size(logits, labels):
+        if not same_size(logits, labels):
             raise ValueError(_unfit(logits, labels, "return as many numbers as there are labels"))
         return "either" if bool(((labels == 0) | (labels == 1)).all()) else "values"
     whole = squeezed(logits, labels)
-    if _same_size(logits, labels):
+    if same_size(logits, labels):
         if bool(((labels == 0) | (labels == 1)).all()):
             return "binary"
         raise ValueError(
@@ -77,12 +77,12 @@ def with_classes_second(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 
 def like(logits: Tensor, labels: Tensor) -> Tensor:
     """An output in the shape of its labels: (N, 1) against (N,) would else be compared as (N, N)."""
-    if not _same_size(logits, labels):
+    if not same_size(logits, labels):
         raise ValueError(_unfit(logits, labels, "return as many numbers as there are labels"))
     return logits.reshape(labels.shape)
 
 
-def _same_size(logits: Tensor, labels: Tensor) -> bool:
+def same_size(logits: Tensor, labels: Tensor) -> bool:
     return logits.numel() == labels.numel() and logits.shape[:1] == labels.shape[:1]
 
 

@@ -18,6 +18,7 @@ from mixnorm_lab.data import batches
 from mixnorm_lab.own import functions
 from mixnorm_lab.tasks import losses, metrics
 from mixnorm_lab.tasks.forward import Fed, call, each_alone, logits_of, own_loss
+from mixnorm_lab.tasks.shapes import like, same_size
 
 Run = AbstractContextManager[Any]
 
@@ -55,8 +56,8 @@ class Task:
         self.metric = metric
         self.label_smoothing = label_smoothing
         self.step = functions.find(step) if step else None
-        self._own_loss = functions.find(loss) if ":" in loss else None
-        self._own_metric = functions.find(metric_function) if metric_function else None
+        self._own_loss = _made(functions.find(loss)) if ":" in loss else None
+        self._own_metric = _made(functions.find(metric_function)) if metric_function else None
         self.plain = loss == CROSS_ENTROPY and metric == ACCURACY.name and self.step is None
         self.judges_by_accuracy = metric == ACCURACY.name
         self._looks_at_outputs = self.step is None or metric != "loss"
@@ -137,11 +138,21 @@ class Task:
         logits = logits_of(output)
         if self._own_loss is None:
             return Passed(losses.loss_of(self.loss, logits, labels, label_smoothing), logits, labels)
-        loss = self._own_loss(logits, labels)
+        if isinstance(self._own_loss, nn.Module):  # which may have weights of classes
+            self._own_loss.to(logits.device)
+        given = logits
+        if type(self._own_loss).__module__.startswith("torch.") and labels.is_floating_point() and same_size(logits, labels):
+            given = like(logits, labels)  # (N, 1) against (N,) would be compared as (N, N)
+        loss = self._own_loss(given, labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"a tensor of the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else functions.kind(loss)
             raise ValueError(f"{self.loss} must return one number as a tensor, but returned {what}: take its mean")
         return Passed(loss.float().reshape(()), logits, labels)
+
+
+def _made(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An object of a class, such as ``torch.nn.SmoothL1Loss``; any other function itself."""
+    return function() if isinstance(function, type) else function
 
 
 def _at_size(logits: Tensor, labels: Any) -> Tensor:

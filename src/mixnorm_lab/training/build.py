@@ -171,6 +171,8 @@ def make_model(
                 f"{config.model} is for images of {wants}, but {config.data} has {has}: choose another model or other data"
             )
         model = models.build(config.model, num_classes)
+    if config.mixture is not None or config.norm is not None:
+        _check_layers(model, config)
     if config.mixture is not None:
         model = _converted(model, config.model, config.mixture)
         _activate_where_a_relu_follows(model, config.model)
@@ -181,6 +183,23 @@ def make_model(
             if isinstance(norm, (_BatchNorm, MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)):
                 norm.momentum = config.norm_momentum
     return model
+
+
+def _check_layers(model: nn.Module, config: RunConfig) -> None:
+    """Raises where there is no batch norm to replace, in the words of the command line."""
+    kinds = dict.fromkeys(type(module).__name__ for module in model.modules() if "Norm" in type(module).__name__)
+    places = [n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm)]
+    if not places:
+        found = f"it has {', '.join(kinds)}" if kinds else "nor any other norm"
+        raise ValueError(
+            f"{config.model} has no batch norm to replace ({found}): choose a model with BatchNorm1d, BatchNorm2d or "
+            "BatchNorm3d"
+        )
+    for pattern in modules_of(config.model, config.norm_layers if config.mixture is None else config.mixture.layers):
+        if not any(place == pattern or place.startswith(f"{pattern}.") or fnmatchcase(place, pattern) for place in places):
+            raise ValueError(f"--layers: {pattern!r} matches no batch norm: the model has {', '.join(places)}")
+    if config.mixture is not None and "select" in config.mixture.options:
+        raise ValueError("select is no option of a mixture norm: say with --layers which batch norms to replace")
 
 
 def _converted(model: nn.Module, name: str, mixture: Mixture) -> nn.Module:
