@@ -234,6 +234,7 @@ def test_models_stand_on_torch_alone(module):
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
         ("pooch", {"mixnorm_lab.data.download"}),
         ("PIL", {"mixnorm_lab.generators.samples"}),
+        ("pynvml", {"mixnorm_lab.storage.busy"}),
         ("typer", {"mixnorm_lab.cli.common"}),
         ("ray", {"mixnorm_lab.launch.ray_cluster"}),
         (
@@ -254,7 +255,7 @@ def test_what_needs_an_optional_package_is_imported_when_it_runs(module):
 
 def test_import_loads_no_optional_package():
     """Beyond what torch loads on its own, which in some versions is triton."""
-    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray", "pooch", "PIL")
+    optional = ("numba", "triton", "matplotlib", "sklearn", "transformers", "typer", "rich", "ray", "pooch", "PIL", "pynvml")
     code = (
         "import sys, torch; before = set(sys.modules); import mixnorm, mixnorm_lab.bench.run;"
         f"print([n for n in {optional} if n in sys.modules.keys() - before])"

@@ -27,7 +27,7 @@ from mixnorm_lab.cli.options import (
     takes_run_options,
 )
 from mixnorm_lab.cli.runs import run_and_report, say
-from mixnorm_lab.comparison import plan
+from mixnorm_lab.comparison import earlier, plan
 from mixnorm_lab.comparison.plan import Own, as_given, layers_of, preset_of, refuse
 from mixnorm_lab.comparison.run import Machine
 from mixnorm_lab.config import catalog, presets
@@ -194,6 +194,9 @@ def train(
             preset, folder = preset_of(data, given, where.device, recipe, Own(loss, metric, step))
             config = presets.of_norm(preset, wanted, layers_of(preset, given))
             config = replace(config, name=f"{preset.model}/{preset.data}/{config.name}", seed=seed)
+            if config.sources and (older := earlier.without_sources([config], out)):
+                [config], note = older
+                say(note)
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
     raise typer.Exit(code)
 

@@ -13,10 +13,15 @@ from mixnorm_lab.storage.folders import recorded
 from mixnorm_lab.storage.records import Record, RecordError
 
 
-def began_without_sources(configs: Sequence[RunConfig], root: Path) -> bool:
-    """Whether a folder holds runs of these configurations, which have no sources, from before these were noted."""
-    found = (recorded(config, root) for config in configs)
-    return any(record is not None and not record.config.sources for record in found)
+def without_sources(configs: Sequence[RunConfig], root: Path) -> tuple[list[RunConfig], str] | None:
+    """The configurations without sources, and a sentence about that, where a folder holds runs of them from before sources
+    were noted."""
+    plain = [replace(config, sources="") for config in configs]
+    for config in plain:
+        record = recorded(config, root)
+        if record is not None and record.config.identity() == config.identity():
+            return plain, f"The runs in {root} are older than notes of source files: what was edited since then is not seen."
+    return None
 
 
 def change(configs: Sequence[RunConfig], root: Path, runs: Path, name: str) -> str | None:

@@ -85,10 +85,10 @@ def comparison(
     configs, root, title = planned(preset)
     notes: tuple[str, ...] = ()
     if preset.sources:
-        before = planned(replace(preset, sources=""))
-        if earlier.began_without_sources(before[0], before[1]):
-            configs, root, title = before
-            notes = (f"The runs in {root} are older than notes of source files: what was edited since then is not seen.",)
+        _, older_root, _ = planned(replace(preset, sources=""))  # whose name is of the settings alone
+        if older := earlier.without_sources(configs, older_root):
+            root, (configs, note) = older_root, older
+            notes = (note,)
         elif told := earlier.change(configs, root, RUNS, name):
             notes = (told,)
     return Plan(configs, root, title, files, notes)

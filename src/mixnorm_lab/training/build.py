@@ -197,7 +197,7 @@ def _check_layers(model: nn.Module, config: RunConfig) -> None:
         )
     for pattern in modules_of(config.model, config.norm_layers if config.mixture is None else config.mixture.layers):
         if not any(place == pattern or place.startswith(f"{pattern}.") or fnmatchcase(place, pattern) for place in places):
-            raise ValueError(f"--layers: {pattern!r} matches no batch norm: the model has {', '.join(places)}")
+            raise ValueError(f"--layers: {pattern!r} matches no batch norm: the model has {', '.join(map(repr, places))}")
     if config.mixture is not None and "select" in config.mixture.options:
         raise ValueError("select is no option of a mixture norm: say with --layers which batch norms to replace")
 

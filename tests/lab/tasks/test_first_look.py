@@ -151,10 +151,8 @@ def test_few_points_and_many_components_are_told():
     found = Look({"a": 16, "b": 8, "c": 4096}, {})
     norms = {"a": (3, "batch"), "b": (3, "batch"), "c": (3, "batch"), "d": (3, "batch")}
     [note] = check_components(found, norms)
-    assert (
-        note
-        == "a gets 16 points from a batch, which is enough for 2 of 3 components, and 1 other norm is short of points as well."
-    )
+    enough = "a gets 16 points from a batch, which is enough for 2 of 3 components"
+    assert note == f"{enough}, and 1 other norm is short of points as well."
     [note] = check_components(found, {"c": (17, "batch")})
     assert note.startswith("17 components are many: each describes few points")
     assert check_components(found, {"c": (16, "batch")}) == []
