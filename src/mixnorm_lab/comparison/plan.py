@@ -12,7 +12,7 @@ import torch
 
 from mixnorm_lab.comparison import earlier
 from mixnorm_lab.config import presets
-from mixnorm_lab.config.losses import loss_name, metric_names
+from mixnorm_lab.config.losses import CROSS_ENTROPY, SQUARED, loss_name, metric_names
 from mixnorm_lab.config.metrics import ACCURACY
 from mixnorm_lab.config.rates import with_optimizer
 from mixnorm_lab.config.recipes import with_recipe
@@ -146,6 +146,8 @@ def with_functions(config: RunConfig, own: Own, device: torch.device, files: Pat
         loss, metric = task_of(build.look(config, device, files), loss, metric, config.step)
     elif config.step:
         raise ValueError("--step is for batches of loaders of yours: add --data my_module:loaders, or give a --loss")
+    if loss is None and (metric or config.metric) == SQUARED and config.loss == CROSS_ENTROPY:
+        loss = SQUARED  # a named data set whose labels are numbers
     config = replace(config, loss=loss or config.loss, metric=metric or config.metric)
     return replace(config, sources=sources.told(config.own_functions))
 

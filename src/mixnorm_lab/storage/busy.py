@@ -67,7 +67,7 @@ def _cores_are_short(before: tuple[int, int] | None, after: tuple[int, int] | No
 def _gpu_is_shared(device: torch.device, since: float) -> bool:
     """Whether more than one process has used the GPU since a time, in seconds; False where NVML cannot be read."""
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-not-found]
     except ModuleNotFoundError:
         return False
     nvml: Any = pynvml
