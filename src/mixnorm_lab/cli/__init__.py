@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Annotated
 
 from mixnorm import __version__
@@ -36,4 +37,6 @@ def _main(
 
 
 def main() -> None:
+    # A sentence of the library is for who typed the command, and not for who looks into its files.
+    warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     app(prog_name="mixnorm")

@@ -19,6 +19,7 @@ from mixnorm_lab.tasks.shapes import kind_of
 SAMPLES = 8  # of a batch: more say nothing of shapes
 POINTS_A_COMPONENT = 8  # with fewer, mixture norm fits fewer components
 USUAL = 3  # components, which are never refused: where there are few points, a mixture has fewer
+FAR = 10  # from 0, or times 1, that numbers to predict may be
 MANY = 16  # beyond which each component describes little
 
 
@@ -32,6 +33,7 @@ class Look:
         kind: what the labels say of the output (``tasks.shapes``), or None where a user's step alone knows.
         unfit: why they do not fit the output, if they do not.
         has_loss: whether the model computes a loss of its own.
+        scale: the mean and the deviation of labels that are numbers.
     """
 
     points: Mapping[str, int]
@@ -39,6 +41,7 @@ class Look:
     kind: str | None = None
     unfit: str = ""
     has_loss: bool = False
+    scale: tuple[float, float] | None = None
 
 
 @torch.no_grad()
@@ -76,7 +79,10 @@ def look(model: nn.Module, batch: Any, step: Any = None, batch_size: int | None 
         return Look(points, positions)
     logits, has_loss = logits_of(output), own_loss(output) is not None
     try:
-        return Look(points, positions, _kind(logits, batch[1], labels), has_loss=has_loss)
+        kind = _kind(logits, batch[1], labels)
+        values = batch[1].double()
+        spread = (values.mean().item(), values.std(correction=0).item()) if kind == "values" else None
+        return Look(points, positions, kind, has_loss=has_loss, scale=spread)
     except ValueError as error:
         return Look(points, positions, unfit=str(error), has_loss=has_loss)
 
@@ -127,6 +133,17 @@ def task_of(found: Look, loss: str | None, metric: str | None, step: str) -> tup
         elif metric == "loss" and loss == SQUARED:
             metric = SQUARED
     return loss, metric
+
+
+def note_of_scale(found: Look) -> str | None:
+    """What to know of labels that are far from where a network begins."""
+    if found.scale is None or (abs(found.scale[0]) <= FAR and 1 / FAR <= found.scale[1] <= FAR):
+        return None
+    mean, deviation = found.scale
+    return (
+        f"The labels have the mean {mean:.3g} and the deviation {deviation:.3g}: a network learns numbers near 0 and 1 sooner, "
+        "so it may help to standardize them in your loaders."
+    )
 
 
 def check_components(found: Look, norms: Mapping[str, tuple[int, str]]) -> list[str]:

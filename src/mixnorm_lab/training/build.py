@@ -62,7 +62,8 @@ def check(
         if config.data not in sizes and is_own(config.data):
             if not is_own(config.model):
                 raise ValueError(f"with --data {config.data} the model must be yours, too: --model my_module:build")
-            look(config, device)
+            note = first_look.note_of_scale(look(config, device))
+            notes |= {} if note is None else {note: None}
             sizes[config.data] = ()
         elif config.data not in sizes:
             dataset = _dataset(config.data, folder, progress)

@@ -1,5 +1,6 @@
 """A first look at a project: the inputs of any batch reach the model, and its norms have points for their components."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ from torch import nn
 
 from mixnorm import MixtureNorm2d
 from mixnorm_lab.data import batches
-from mixnorm_lab.tasks.first_look import Look, check_components, components_of, look
+from mixnorm_lab.tasks.first_look import Look, check_components, components_of, look, note_of_scale
 from mixnorm_lab.tasks.forward import call, logits_of
 from mixnorm_lab.tasks.task import Task
 
@@ -156,6 +157,18 @@ def test_few_points_and_many_components_are_told():
     [note] = check_components(found, {"c": (17, "batch")})
     assert note.startswith("17 components are many: each describes few points")
     assert check_components(found, {"c": (16, "batch")}) == []
+
+
+@pytest.mark.parametrize(("mean", "deviation", "far"), [(0, 1, False), (9, 5, False), (152, 77, True), (0, 0.001, True)])
+def test_labels_far_from_where_a_network_begins_are_told(mean, deviation, far):
+    generator = torch.Generator().manual_seed(1)
+    found = look(nn.Sequential(Plain(), nn.Linear(3, 1)), (IMAGES, mean + deviation * torch.randn(20, generator=generator)))
+    note = note_of_scale(found)
+    assert (note is not None) == far
+    assert not far or re.match(
+        r"The labels have the mean .* and the deviation .*: .* standardize them in your loaders\.", note
+    )
+    assert note_of_scale(look(Plain(), (IMAGES, LABELS))) is None
 
 
 def test_components_of_a_model():
