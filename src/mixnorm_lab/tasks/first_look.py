@@ -14,7 +14,7 @@ from mixnorm_lab.config.losses import BINARY, CROSS_ENTROPY, OF_MODEL, SQUARED
 from mixnorm_lab.config.metrics import ACCURACY
 from mixnorm_lab.data import batches
 from mixnorm_lab.tasks.forward import call, logits_of, own_loss
-from mixnorm_lab.tasks.shapes import kind_of
+from mixnorm_lab.tasks.shapes import at_size, kind_of
 
 SAMPLES = 8  # of a batch: more say nothing of shapes
 POINTS_A_COMPONENT = 8  # with fewer, mixture norm fits fewer components
@@ -78,6 +78,8 @@ def look(model: nn.Module, batch: Any, step: Any = None, batch_size: int | None 
     if step is not None or labels is None:
         return Look(points, positions)
     logits, has_loss = logits_of(output), own_loss(output) is not None
+    if has_loss:
+        logits = at_size(logits, labels)
     try:
         kind = _kind(logits, batch[1], labels)
         values = batch[1].double()
@@ -141,8 +143,8 @@ def note_of_scale(found: Look) -> str | None:
         return None
     mean, deviation = found.scale
     return (
-        f"The labels have the mean {mean:.3g} and the deviation {deviation:.3g}: a network learns numbers near 0 and 1 sooner, "
-        "so it may help to standardize them in your loaders."
+        f"The labels have the mean {mean:.3g} and the deviation {deviation:.3g}: a network learns numbers near 0 and 1 "
+        "sooner, so it may help to standardize them in your loaders."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # a label that counts for nothing, as PyTorch's cross-entropy has it
@@ -80,6 +81,13 @@ def like(logits: Tensor, labels: Tensor) -> Tensor:
     if not same_size(logits, labels):
         raise ValueError(_unfit(logits, labels, "return as many numbers as there are labels"))
     return logits.reshape(labels.shape)
+
+
+def at_size(logits: Tensor, labels: Tensor) -> Tensor:
+    """Outputs for pixels at the size of the masks, which models with a loss of their own may leave smaller."""
+    if logits.dim() == 4 and labels.dim() == 3 and logits.shape[2:] != labels.shape[1:]:
+        return F.interpolate(logits, labels.shape[1:], mode="bilinear", align_corners=False)
+    return logits
 
 
 def same_size(logits: Tensor, labels: Tensor) -> bool:

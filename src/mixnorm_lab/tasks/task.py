@@ -18,7 +18,7 @@ from mixnorm_lab.data import batches
 from mixnorm_lab.own import functions
 from mixnorm_lab.tasks import losses, metrics
 from mixnorm_lab.tasks.forward import Fed, call, each_alone, logits_of, own_loss
-from mixnorm_lab.tasks.shapes import like, same_size
+from mixnorm_lab.tasks.shapes import at_size, like, same_size
 
 Run = AbstractContextManager[Any]
 
@@ -134,7 +134,7 @@ class Task:
             loss = own_loss(output)
             if loss is None:
                 raise ValueError("the model computes no loss of its own any more: choose a --loss")
-            return Passed(loss.float(), _at_size(logits_of(output), labels), labels)
+            return Passed(loss.float(), at_size(logits_of(output), labels), labels)
         logits = logits_of(output)
         if self._own_loss is None:
             return Passed(losses.loss_of(self.loss, logits, labels, label_smoothing), logits, labels)
@@ -153,10 +153,3 @@ class Task:
 def _made(function: Callable[..., Any]) -> Callable[..., Any]:
     """An object of a class, such as ``torch.nn.SmoothL1Loss``; any other function itself."""
     return function() if isinstance(function, type) else function
-
-
-def _at_size(logits: Tensor, labels: Any) -> Tensor:
-    """Outputs for pixels at the size of the masks, which models with a loss of their own may leave smaller."""
-    if logits.dim() == 4 and labels.dim() == 3 and logits.shape[2:] != labels.shape[1:]:
-        return F.interpolate(logits, labels.shape[1:], mode="bilinear", align_corners=False)
-    return logits

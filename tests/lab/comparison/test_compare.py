@@ -169,6 +169,30 @@ def test_dictionaries_and_a_model_with_a_loss_of_its_own():
     assert "best accuracy" in str(found)
 
 
+class Coarse(nn.Module):
+    """As some of Hugging Face's are: its output is half as large as the masks, which its loss knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = convolution(nn.MaxPool2d(2), nn.Conv2d(4, 2, 1))
+
+    def forward(self, pixel_values, labels=None):
+        logits = self.body(pixel_values)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels[:, ::2, ::2])
+        return {"logits": logits, "loss": loss}
+
+
+def test_an_output_smaller_than_the_masks():
+    def loaders():
+        samples = [{"pixel_values": x, "labels": (x[0] > 0).long()} for x, _ in images(torch.zeros(64))[0].dataset]
+        return DataLoader(samples, batch_size=32), DataLoader(samples, batch_size=32)
+
+    found = mixnorm_lab.compare(Coarse, loaders, seeds=1, epochs=1, out="out", **BACKEND)
+    for record in found.records:
+        assert (record.config.loss, record.config.metric) == ("the model's own", "mean IoU")
+        assert 0 < record.epochs[-1]["test_metric"] < 1
+
+
 # --- the user's own loss, metric and step -------------------------------------------------------------------------------
 
 
@@ -364,3 +388,18 @@ def test_functions_that_other_processes_cannot_import():
     sentence = "model, loaders cannot be imported by the processes of jobs=2: put it in a module, such as my_module.py, or"
     with pytest.raises(ValueError, match=sentence):
         mixnorm_lab.compare(model, lambda: images(torch.arange(64) % 3), jobs=2, **BACKEND)
+
+
+# --- looking at what was trained ----------------------------------------------------------------------------------------
+
+
+def test_norms_of_any_project_can_be_looked_at(mine, tmp_path):
+    """Also where a step of the user's takes the batches, and of a run that has no mixture norm, which says so."""
+    arguments = [part.replace(":loaders", ":dictionaries") if isinstance(part, str) else part for part in command(mine)]
+    invoke(*arguments, "--step", f"{mine}:step_of_dictionary", "--out", "out")
+    told = invoke("inspect", "out/mixture-norm/seed-0").stdout
+    assert told.startswith("The norm 1 after 2 epochs:\n")
+    assert "no mixture norm" not in told
+    told = invoke("inspect", "out/batch-norm/seed-0").stdout.splitlines()
+    assert told[0] == "The norm 1 after 2 epochs:"
+    assert told[-1] == "This run has no mixture norm, so there are no components to show over its training."
