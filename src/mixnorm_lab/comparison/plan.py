@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def preset_of(
     if recipe is not None:
         preset = with_recipe(preset, recipe)
     config = as_given(preset, given, device)
-    config = with_functions(config, own, here or device, folder)
+    config = with_functions(config, own, here or device, folder, given)
     if config.metric != ACCURACY.name and is_own(config.data) and recipe is None:
         kept = {"optimizer": presets.NUMBERS.optimizer, "schedule": presets.NUMBERS.schedule}
         config = as_given(replace(config, **kept), given, device)  # type: ignore[arg-type]
@@ -128,7 +129,9 @@ def _check_is_function(option: str, name: str | None, function: str) -> None:
         raise ValueError(f"{option} {name} is a module: name the function in it as well, such as {module}:{function}")
 
 
-def with_functions(config: RunConfig, own: Own, device: torch.device, files: Path | None = None) -> RunConfig:
+def with_functions(
+    config: RunConfig, own: Own, device: torch.device, files: Path | None = None, given: Given = MappingProxyType({})
+) -> RunConfig:
     """A configuration with the user's loss, metric and step, those that suit the labels where they are not said, and the
     sources of all functions of the user's."""
     loss = None if own.loss is None else loss_name(own.loss)
@@ -137,7 +140,9 @@ def with_functions(config: RunConfig, own: Own, device: torch.device, files: Pat
         raise ValueError("--step returns the loss itself: leave --loss out")
     if own.step is not None and ":" not in own.step:
         raise ValueError(f"--step {own.step} names no function of yours: write it as my_module:function")
-    config = replace(config, step=own.step or "", metric_function=function)
+    # A recipe's smoothing is for labels that are classes; what is asked for and makes no sense is an error.
+    smoothing, kept = config.label_smoothing, "label_smoothing" in given
+    config = replace(config, step=own.step or "", metric_function=function, label_smoothing=smoothing if kept else 0.0)
     for name in filter(is_own, (config.model, config.data, loss or "", config.step, function)):
         functions.find(name)
     if is_own(config.data):
@@ -149,6 +154,8 @@ def with_functions(config: RunConfig, own: Own, device: torch.device, files: Pat
     if loss is None and (metric or config.metric) == SQUARED and config.loss == CROSS_ENTROPY:
         loss = SQUARED  # a named data set whose labels are numbers
     config = replace(config, loss=loss or config.loss, metric=metric or config.metric)
+    if config.loss == CROSS_ENTROPY and not config.step:
+        config = replace(config, label_smoothing=smoothing)
     return replace(config, sources=sources.told(config.own_functions))
 
 

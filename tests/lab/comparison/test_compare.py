@@ -263,6 +263,12 @@ def test_mistakes(arguments, sentence, mine):
     assert re.search(sentence, told)
 
 
+def test_a_recipe_smooths_labels_that_are_classes_alone(mine):
+    invoke(*command(mine, "--recipe", "one-cycle", "--out", "out"))
+    [config, _] = [record.config for record in records.find(Path("out"))]
+    assert (config.label_smoothing, config.optimizer.name, config.schedule.name) == (0.0, "nesterov", "one-cycle")
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
