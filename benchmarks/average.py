@@ -99,7 +99,7 @@ def main():
     held_out = [batch for batch, _ in zip(source.test_batches(BATCH), range(arguments.images // BATCH), strict=False)]
 
     def accuracy(network):
-        return 100 - 100 * evaluate(network, held_out, device=device, bf16=arguments.bf16)[1].item()
+        return 100 - 100 * evaluate(network, held_out, device=device, bf16=arguments.bf16).error
 
     def name(decay, inference, history):
         return f"decay {decay:g}" + (f", {inference}, T = {history}" if inference else "")

@@ -88,8 +88,8 @@ def main():
     images = next(iter(source.test_batches(BATCH)))[0].contiguous()
     calls = {}
     for name, subject in (("history", model), ("distilled", mixnorm.distill(copy.deepcopy(model)))):
-        loss, error = evaluate(subject, source.test_batches(BATCH), device=device, bf16=False).tolist()
-        print(f"{name}: accuracy {100 * (1 - error):.2f}%, loss {loss:.4f}")
+        found = evaluate(subject, source.test_batches(BATCH), device=device, bf16=False)
+        print(f"{name}: accuracy {100 * (1 - found.error):.2f}%, loss {found.loss:.4f}")
         pairs = norm_inputs(subject, images)
         calls[f"{name}: mixture norms"] = lambda pairs=pairs: [norm(x) for norm, x in pairs]
         calls[f"{name}: model"] = lambda subject=subject: subject(images)

@@ -56,8 +56,8 @@ def main():
         variants["distilled"] = mixnorm.distill(copy.deepcopy(model))
         for name, variant in variants.items():
             bf16 = config.precision == "bf16"
-            loss, error = evaluate(variant, source.test_batches(BATCH), device=device, bf16=bf16).tolist()
-            row = [config.name, config.seed, name, round(100 * (1 - error), 2), round(loss, 4)]
+            found = evaluate(variant, source.test_batches(BATCH), device=device, bf16=bf16)
+            row = [config.name, config.seed, name, round(100 * (1 - found.error), 2), round(found.loss, 4)]
             print(*row, flush=True)
             if arguments.out:
                 is_new = not arguments.out.exists()

@@ -53,7 +53,7 @@ def measured(folder):
     """What the runs below a folder measured, without the time that they took."""
     return {
         str(record.path.relative_to(folder)): [
-            {name: value for name, value in row.items() if "seconds" not in name} for row in record.epochs
+            {name: value for name, value in row.items() if "seconds" not in name and name != "busy"} for row in record.epochs
         ]
         for record in records.find(folder)
     }

@@ -65,8 +65,10 @@ def same(a, b):
 
 
 def numbers(record):
-    """What a run measured, without the time that it took."""
-    return [{name: value for name, value in row.items() if "seconds" not in name} for row in record.epochs]
+    """What a run measured, without the time that it took, and whether others were busy meanwhile."""
+    return [
+        {name: value for name, value in row.items() if "seconds" not in name and name != "busy"} for row in record.epochs
+    ]
 
 
 def lines(folder):

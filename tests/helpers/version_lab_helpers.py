@@ -64,7 +64,7 @@ def measured(path):
     epochs = {}
     for line in lines(path):
         if line["kind"] == "epoch":
-            epochs[line["epoch"]] = {k: v for k, v in line.items() if k != "crc" and "seconds" not in k}
+            epochs[line["epoch"]] = {k: v for k, v in line.items() if k not in ("crc", "busy") and "seconds" not in k}
     return [epochs[number] for number in sorted(epochs)]
 
 

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import torch
 
 from mixnorm_lab.cli.common import choice, choose_device, typer
+from mixnorm_lab.comparison.run import Machine
 from mixnorm_lab.launch import ray_cluster
-from mixnorm_lab.launch.ray_cluster import Cluster
 from mixnorm_lab.launch.torchrun import joined, launched, own_device
-from mixnorm_lab.training.team import ALONE, Team
-
-
-@dataclass(frozen=True)
-class Engine:
-    """The place where a command's runs are trained.
-
-    Args:
-        device: the device that each run uses.
-        here: the device of this process, which trains nothing itself if there is a cluster.
-    """
-
-    device: torch.device
-    here: torch.device
-    jobs: int = 1
-    cluster: Cluster | None = None
-    team: Team = ALONE
 
 
 @contextmanager
-def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator[Engine]:
+def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator[Machine]:
     """The engine of a command with many runs."""
     choice("--engine", name, ("local", "ray"))
     if launched():
@@ -41,23 +21,23 @@ def for_many(name: str, address: str | None, device: str, jobs: int) -> Iterator
         if address is not None:
             raise ValueError("--address is that of a Ray cluster: add --engine ray")
         where = choose_device(device)
-        yield Engine(where, where, jobs)
+        yield Machine(where, where, jobs)
         return
     if jobs > 1:
         raise ValueError("--jobs is not for Ray, which begins a run wherever a GPU or a core is free: leave it out")
     with ray_cluster.connected(address) as cluster:
-        yield Engine(cluster.device(device), choose_device("auto"), cluster=cluster)
+        yield Machine(cluster.device(device), choose_device("auto"), cluster=cluster)
 
 
 @contextmanager
-def for_one(device: str) -> Iterator[Engine]:
+def for_one(device: str) -> Iterator[Machine]:
     """The engine of a command with one run, which the processes of torchrun train together."""
     where = choose_device(device)
     if launched():
         where = own_device(where)
     with joined(where) as team:
         try:
-            yield Engine(where, where, team=team)
+            yield Machine(where, where, team=team)
         except ValueError:
             if team.is_first:
                 raise

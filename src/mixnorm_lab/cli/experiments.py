@@ -8,7 +8,7 @@ from typing import Annotated
 
 from mixnorm_lab.cli import generators
 from mixnorm_lab.cli.common import Debug, Device, Json, choice, mistakes, print_json, typer
-from mixnorm_lab.cli.engines import Engine, for_many, for_one
+from mixnorm_lab.cli.engines import for_many, for_one
 from mixnorm_lab.cli.options import (
     DECIDED,
     SHARED,
@@ -18,18 +18,21 @@ from mixnorm_lab.cli.options import (
     Features,
     Given,
     Jobs,
+    Loss,
+    Metric,
     Recipe,
     Seeds,
-    as_given,
+    StepName,
     helped,
-    preset_of,
-    refuse,
     takes_run_options,
 )
-from mixnorm_lab.cli.runs import run_and_report
+from mixnorm_lab.cli.runs import run_and_report, say
+from mixnorm_lab.comparison import earlier, plan
+from mixnorm_lab.comparison.plan import Own, as_given, layers_of, notes_of, preset_of, refuse
+from mixnorm_lab.comparison.run import Machine
 from mixnorm_lab.config import catalog, presets
 from mixnorm_lab.config.norm_names import EXAMPLES
-from mixnorm_lab.config.run_config import ALL_LAYERS, OPTIONS, RunConfig
+from mixnorm_lab.config.run_config import OPTIONS
 from mixnorm_lab.launch.one_run import Files
 
 
@@ -55,6 +58,9 @@ def compare(
         ),
     ] = None,
     recipe: Recipe = None,
+    loss: Loss = None,
+    metric: Metric = None,
+    step: StepName = None,
     chosen: Annotated[Given, DECIDED],
     seeds: Seeds = 5,
     shared: Annotated[Given, SHARED],
@@ -77,7 +83,8 @@ def compare(
     Example: mixnorm compare --data cifar10 --seeds 3
 
     Your own problem: mixnorm compare --model my_module:build --data my_module:loaders --layers "layer3.*", where build()
-    returns a model with batch norms and loaders() returns two loaders of (images, labels), for training and for testing.
+    returns a model with batch norms, and loaders() returns two loaders, for training and for testing. Batches are pairs
+    (inputs, labels) or dictionaries; classes, masks and numbers are told apart by the labels.
 
     Any norms side by side: mixnorm compare --norms batch,ghost-32,group-32,mixture,mixture:em_iters=0
 
@@ -88,7 +95,8 @@ def compare(
         given = chosen | shared
         if task == "gan":
             unknown = [name for name in given if not OPTIONS[name].generators]
-            refuse("--task gan", [*unknown, *(["recipe"] if recipe else []), *(["norms"] if norms else [])])
+            asked = {"recipe": recipe, "norms": norms, "loss": loss, "metric": metric, "step": step}
+            refuse("--task gan", [*unknown, *(name for name, value in asked.items() if value)])
             if generators.is_plane(data or "grid"):
                 elsewhere = {"features": features, "address": address, "jobs": jobs > 1, "engine": engine != "local"}
                 elsewhere["device"] = device not in ("auto", "cpu")
@@ -103,28 +111,21 @@ def compare(
             else:
                 if features is not None:
                     raise ValueError("--features is for generators: add --task gan, or leave it out")
-                preset, folder = preset_of(data or "digits", given, where.device, recipe)
-                name = "-".join(part.replace(":", ".") for part in (preset.data, preset.model))
-                if norms is None:
-                    configs = presets.pair(preset, seeds)
-                    root = out or Path("runs") / f"{name}-{configs[1].identity()[:8]}"
-                    title = f"Batch norm and mixture norm: {preset.model} on {preset.data}"
-                else:
-                    layers = _layers(preset, given)
-                    configs = presets.side_by_side(preset, norms.split(","), seeds, layers)
-                    root = out or Path("runs") / f"{name}-norms-{presets.digest(preset, layers)}"
-                    title = f"Norms side by side: {preset.model} on {preset.data}"
-                code = run_and_report(configs, root, where, Files(folder), as_json=as_json, title=title, inside=True)
+                planned = plan.comparison(
+                    data or "digits", given, where.device, own=Own(loss, metric, step), recipe=recipe, norms=norms,
+                    seeds=seeds, out=out, here=where.here,
+                )  # fmt: skip
+                for note in planned.notes:
+                    say(note)
+                code = run_and_report(
+                    planned.configs, planned.root, where, Files(planned.files), as_json=as_json, title=planned.title,
+                    inside=True,
+                )  # fmt: skip
     raise typer.Exit(code)
 
 
-def _layers(preset: RunConfig, given: Given) -> tuple[str, ...]:
-    """The batch norms that a norm beside mixture norm replaces: those that were asked for, else all."""
-    return preset.mixture.layers if "layers" in given and preset.mixture is not None else ALL_LAYERS
-
-
 def _compare_generators(
-    data: str, seeds: int, given: Given, features: str | None, engine: Engine, out: Path | None, as_json: bool
+    data: str, seeds: int, given: Given, features: str | None, engine: Machine, out: Path | None, as_json: bool
 ) -> int:
     """Compares the paper's DCGAN with both norms on CIFAR-10, from its official files if ``data`` is a folder."""
     folder = Path(data) if Path(data).is_dir() else None
@@ -151,6 +152,9 @@ def train(
         ),
     ] = None,
     recipe: Recipe = None,
+    loss: Loss = None,
+    metric: Metric = None,
+    step: StepName = None,
     chosen: Annotated[Given, helped(DECIDED, layers="The batch norms to replace; by default, none.")],
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     shared: Annotated[Given, SHARED],
@@ -176,7 +180,8 @@ def train(
             if found.gan is not None:
                 raise ValueError(f"{name} trains a generator: mixnorm reproduce {name} --features RUN does that")
             decided = [one for one in chosen if one != "epochs"]
-            decided += [option for option, value in (("norm", norm), ("recipe", recipe)) if value]
+            asked = {"norm": norm, "recipe": recipe, "loss": loss, "metric": metric, "step": step}
+            decided += [option for option, value in asked.items() if value]
             refuse(name, decided, ", or the name and say it all")
             config = replace(as_given(found, given, where.device), seed=seed)
             folder = None if data in ("digits", found.data) else Path(data)
@@ -186,9 +191,14 @@ def train(
             if not wanted.startswith("mixture") and given.keys() & {"components", "em_iters", "option"}:
                 remedy = f"leave them out with --norm {norm}" if norm else "add --layers to say where they are"
                 raise ValueError(f"-k, --em-iters and -o are of mixture norms: {remedy}")
-            preset, folder = preset_of(data, given, where.device, recipe)
-            config = presets.of_norm(preset, wanted, _layers(preset, given))
+            preset, folder = preset_of(data, given, where.device, recipe, Own(loss, metric, step))
+            for note in notes_of(preset, folder):
+                say(note)
+            config = presets.of_norm(preset, wanted, layers_of(preset, given))
             config = replace(config, name=f"{preset.model}/{preset.data}/{config.name}", seed=seed)
+            if config.sources and (older := earlier.without_sources([config], out)):
+                [config], note = older
+                say(note)
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
     raise typer.Exit(code)
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, get_args, get_type_hints
-
-import torch
 
 from mixnorm_lab.cli.common import typer
 from mixnorm_lab.config.fields import Option
-from mixnorm_lab.config.presets import defaults, on_disk
-from mixnorm_lab.config.recipes import RECIPES, with_recipe
-from mixnorm_lab.config.run_config import OPTIONS, RunConfig, is_own
-from mixnorm_lab.data import NAMES, cifar
-from mixnorm_lab.data.disk import recognize
-from mixnorm_lab.models import libraries
+from mixnorm_lab.config.losses import LOSSES
+from mixnorm_lab.config.metrics import METRICS
+from mixnorm_lab.config.recipes import RECIPES
+from mixnorm_lab.config.run_config import OPTIONS
 
 Data = Annotated[
     str,
@@ -29,6 +24,18 @@ Data = Annotated[
 ]
 Recipe = Annotated[
     str | None, typer.Option("--recipe", help=f"How to train: {', '.join(RECIPES)}; other options change it.")
+]
+Loss = Annotated[
+    str | None,
+    typer.Option("--loss", help=f"{', '.join(LOSSES[:-1])}, or my_module:function of (output, labels); else by the labels."),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option("--metric", help=f"{', '.join(METRICS)}, or my_module:function:higher (or :lower); else by the labels."),
+]
+StepName = Annotated[
+    str | None,
+    typer.Option("--step", help="my_module:function of (model, batch), which returns the loss, for batches like no others."),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many runs of each, with seeds 0, 1, …")]
 Features = Annotated[
@@ -83,38 +90,3 @@ def _parameter(option: Option) -> inspect.Parameter:
     return inspect.Parameter(
         option.name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=Annotated[kind, stated]
     )
-
-
-def preset_of(data: str, given: Given, device: torch.device, recipe: str | None) -> tuple[RunConfig, Path | None]:
-    """The preset as the recipe and the options change it, and the folder of the data."""
-    if "model" in given:
-        given = {**given, "model": libraries.canonical(given["model"])}
-    folder = official = None
-    if not (data in NAMES or is_own(data)) and recognize.is_path(data):
-        folder = Path(data)
-        official = cifar.found_in(folder)
-        data = official or data
-    if is_own(data):
-        refuse(data, [name for name in ("batch_size", "validation") if name in given])
-    if folder is not None and official is None:
-        preset = on_disk(folder, given.get("model"), given.get("image_size"), given.get("target"))
-        for note in recognize.notes(preset.data, folder, given.get("image_size"), given.get("target")):
-            typer.echo(note, err=True)
-    else:
-        preset = defaults(data, given.get("model"))
-    if recipe is not None:
-        preset = with_recipe(preset, recipe)
-    return as_given(preset, given, device), folder
-
-
-def as_given(config: RunConfig, given: Given, device: torch.device) -> RunConfig:
-    """A preset or an experiment with what the options say; a report tells where it is not quite the paper's."""
-    # Convolutions are fastest with the channels last on a GPU.
-    return dataclasses.replace(config.with_options(given), channels_last=device.type == "cuda")
-
-
-def refuse(owner: str, options: Sequence[str], remedy: str = "") -> None:
-    """Raises where options were given that an experiment of the paper, or a user's data, decides on its own."""
-    if options:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ValueError(f"{owner} comes with its own {flags}: leave that out{remedy}")

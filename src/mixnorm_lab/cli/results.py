@@ -5,23 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import torch
-
 from mixnorm_lab import data as data_sets
 from mixnorm_lab import reports
 from mixnorm_lab.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
+from mixnorm_lab.comparison.inspection import inspect_run
 from mixnorm_lab.data import cifar
 from mixnorm_lab.data.disk import recognize
-from mixnorm_lab.inspect import norm_inputs
-from mixnorm_lab.inspect.densities import LayerDensities
 from mixnorm_lab.launch.display import DownloadBar
 from mixnorm_lab.reports.model.generators import keep_samples
-from mixnorm_lab.reports.plots import densities
 from mixnorm_lab.reports.render import csv_files
 from mixnorm_lab.storage import records
-from mixnorm_lab.storage.folders import INSPECTION
-from mixnorm_lab.storage.records import Record
-from mixnorm_lab.training import build
 
 
 def report(
@@ -141,32 +134,18 @@ def inspect(
     Example: mixnorm inspect runs/reproduce/inception-v3/cifar100/mn-4/seed-0 --layer inc2.0.2.4
     """
     with mistakes():
-        view, epochs, paths = inspect_run(records.read(_record(folder)), choose_device(device), data, layer, out)
+        run = records.read(_record(folder))
+        view, epochs, paths = inspect_run(run, choose_device(device), data, layer, out)
     if as_json:
         print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
         return
-    typer.echo(f"{view.layer} after {epochs} epochs:")
+    typer.echo(f"The norm {view.layer} after {epochs} epoch{'' if epochs == 1 else 's'}:")
     for path in paths:
         typer.echo(f"  {path}")
-    if len(paths) == 1:
+    if run.config.mixture is None:
+        typer.echo("This run has no mixture norm, so there are no components to show over its training.")
+    elif len(paths) == 1:
         typer.echo("Only mixture norms have components to show over the training: choose one with --layer.")
-
-
-def inspect_run(
-    record: Record, device: torch.device, data: Path | None, layer: str | None = None, out: Path | None = None
-) -> tuple[LayerDensities, int, list[Path]]:
-    """What a norm of a run sees on a training batch, after how many epochs, and the pictures of it."""
-    assert record.path is not None
-    folder = record.path.parent
-    model, source = build.prepare(record.config, device, data)
-    epochs = norm_inputs.load_weights(model, folder)
-    images = next(iter(source.train_batches(1, seed=record.config.seed)))
-    view = norm_inputs.layer_densities(model.to(device), images, layer)
-    try:
-        paths = densities.write(out or folder / INSPECTION, densities=view, record=record, layer=view.layer)
-    except ModuleNotFoundError:
-        raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
-    return view, epochs, paths
 
 
 def _record(folder: Path) -> Path:

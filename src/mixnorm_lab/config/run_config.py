@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from mixnorm_lab.config import fields, norm_names
 from mixnorm_lab.config.fields import Option, setting
+from mixnorm_lab.config.losses import CROSS_ENTROPY, LOSSES
 from mixnorm_lab.config.metrics import ACCURACY, metric_of
 
 OPTIMIZERS = ("rmsprop", "nesterov", "adam", "sgd", "adamw")
@@ -64,7 +65,10 @@ class Optimizer:
         ),
     )
     smoothing: float = 0.9
-    momentum: float = 0.9
+    momentum: float = field(
+        default=0.9,
+        metadata=setting(Option("--momentum", "That of nesterov and sgd; 0 is plain SGD.", minimum=0, maximum=0.9999)),
+    )
     betas: tuple[float, float] = field(default=BETAS, metadata=setting(later=True))
     decayed: str = field(
         default="all",
@@ -310,6 +314,11 @@ class RunConfig:
         image_size: the height and width of the images of a folder; None is what suits them.
         target: the column of a table, or of a saved data set, that is predicted.
         contents: a digest of data on disk, which differs where the data does.
+        metric_function: the user's function that computes it, such as "my_module:dice".
+        loss: one of ``config.losses.LOSSES``, or a function of the user's, of the output and the labels.
+        step: a function of the user's, of the model and a batch, that returns the loss and takes its place.
+        subset: so many training samples, or below 1 that share of them, and at most as many test samples; 0 is all.
+        sources: the files of the user's functions, each with a digest of what it holds, with ", " between them.
         compile: the training step's passes go through ``torch.compile``; evaluations do not.
     """
 
@@ -472,6 +481,29 @@ class RunConfig:
         ),
     )
     contents: str = field(default="", metadata=setting(later=True))
+    metric_function: str = field(default="", metadata=setting(later=True))
+    loss: str = field(
+        default=CROSS_ENTROPY,
+        metadata=setting(
+            label="loss", text=lambda run: "" if run.loss == CROSS_ENTROPY or run.step else run.loss, later=True
+        ),
+    )
+    step: str = field(default="", metadata=setting(label="step", text=lambda run: run.step, later=True))
+    subset: float = field(
+        default=0.0,
+        metadata=setting(
+            Option(
+                "--subset",
+                "For a quick look: train on so many samples, or on this share of them, and test on at most as many.",
+                minimum=0,
+            ),
+            label="subset",
+            text=lambda run: run.subset_text,
+            later=True,
+            row_before="epochs",
+        ),
+    )
+    sources: str = field(default="", metadata=setting(later=True))
     norm: str | None = field(default=None, metadata=setting(later=True))
     norm_layers: tuple[str, ...] = field(
         default=ALL_LAYERS,
@@ -499,6 +531,12 @@ class RunConfig:
         if not on_disk and (self.image_size is not None or self.target is not None):
             what = "--target" if self.image_size is None else "--image-size"
             raise ValueError(f"{what} is for data on disk, a folder or a table: leave it out with {self.data}")
+        if ":" not in self.loss:
+            _one_of("loss", self.loss, LOSSES)
+        if self.label_smoothing and (self.loss != CROSS_ENTROPY or self.step):
+            raise ValueError(f"the {self.step or self.loss} spreads no labels: leave --label-smoothing out")
+        whole = self.subset < 1 or self.subset == int(self.subset)
+        _check(self.subset >= 0 and whole, "the subset", self.subset, "a whole number of samples, or a share below 1")
         _one_of("precision", self.precision, PRECISIONS)
         momentum = self.norm_momentum
         _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
@@ -511,6 +549,21 @@ class RunConfig:
             raise ValueError(f"{self.name} {why}: leave --train-eval out")
         if self.compile and self.gan is not None:  # two losses go back through one pass, which compiled code frees
             raise ValueError(f"{self.name} trains a generator, which is not compiled: leave --compile out")
+
+    @property
+    def subset_text(self) -> str:
+        """How much of the data it has, in the words of a report."""
+        if not self.subset:
+            return ""
+        if self.subset < 1:
+            return f"{100 * self.subset:g}% of the training and of the test data"
+        return f"{self.subset:,.0f} samples to train on, and at most as many to test on"
+
+    @property
+    def own_functions(self) -> list[str]:
+        """The names of the user's functions that it runs."""
+        names = (self.model, self.data, self.step or self.loss, self.step, self.metric_function)
+        return list(dict.fromkeys(name for name in names if is_own(name)))
 
     @property
     def norm_text(self) -> str:

@@ -6,13 +6,14 @@ import difflib
 from pathlib import Path
 
 from mixnorm_lab.data import cifar, digits
-from mixnorm_lab.data.dataset import DataSet, Images, describe, validation_split
+from mixnorm_lab.data.dataset import DataSet, Images, describe, subset, validation_split
 from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.data.download import DownloadProgress, cache_folder, fetch
 from mixnorm_lab.data.resident import Resident
 
 __all__ = [
-    "NAMES", "DataSet", "Images", "Resident", "cache_folder", "describe", "fetch", "load", "prepare", "validation_split",
+    "NAMES", "DataSet", "Images", "Resident", "cache_folder", "describe", "fetch", "load", "prepare", "subset",
+    "validation_split",
 ]  # fmt: skip
 
 NAMES = ("digits", "cifar10", "cifar100")

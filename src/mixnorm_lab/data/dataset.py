@@ -84,6 +84,18 @@ def stratified_split(images: Images, fraction: float, seed: int) -> tuple[Images
     return images[~mask], images[mask]
 
 
+def subset(dataset: DataSet, wanted: float) -> DataSet:
+    """A few of the training images, and at most as many test images; below 1, ``wanted`` is a share of both.
+
+    Every class gives the same share, and always the same images.
+    """
+    found = []
+    for images in (dataset.train, dataset.test):
+        share = wanted if wanted < 1 else wanted / len(images)
+        found.append(images if share >= 1 else stratified_split(images, share, seed=0)[1])
+    return replace(dataset, train=found[0], test=found[1])
+
+
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel of images (N, C, H, W) in uint8, both (C,) in fp64, in units of the pixels."""
     values = torch.arange(256, dtype=torch.float64)

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_WORKER = "Original Traceback (most recent call last)"  # as PyTorch begins it
+from mixnorm_lab.data import batches
+from mixnorm_lab.own.functions import told
 
 
 class Source(Protocol):
@@ -24,17 +25,19 @@ class Source(Protocol):
     def start_epoch(self, seed: int, epoch: int) -> None:
         """Everything random about the epoch is a function of the two numbers."""
 
-    def batch(self, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of a training step; steps are asked for in order. ``step``: () int64 on the device."""
+    def batch(self, step: Tensor) -> Any:
+        """Inputs and labels of a training step; steps are asked for in order. ``step``: () int64 on the device."""
 
-    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def test_batches(self, batch_size: int) -> Iterator[Any]: ...
 
-    def train_batches(self, count: int, seed: int) -> Iterator[Tensor]:
-        """Images alone, of up to ``count`` batches."""
+    def train_batches(self, count: int, seed: int) -> Iterator[Any]:
+        """Inputs alone, of up to ``count`` batches."""
 
 
 class Loaders:
-    """A user's own data: two iterables of (images, labels), such as ``torch.utils.data.DataLoader``.
+    """A user's own data: two iterables of batches, such as ``torch.utils.data.DataLoader``.
+
+    A batch is a pair (inputs, labels), or a dictionary with labels; with ``whole`` it may be anything, and comes as it is.
 
     Each epoch reads ``train`` once, from its beginning. Before, the random numbers of torch, numpy and Python are seeded, so
     that a loader that shuffles, or draws crops, does the same after an interruption. The workers of a loader with
@@ -48,6 +51,7 @@ class Loaders:
         *,
         device: torch.device | str,
         channels_last: bool = False,
+        whole: bool = False,
     ) -> None:
         for data, what in ((train, "training"), (test, "test")):
             if isinstance(data, Iterator):
@@ -68,6 +72,7 @@ class Loaders:
         self.test = test
         self.device = torch.device(device)
         self.channels_last = channels_last
+        self.whole = whole
         self._batches: Iterator[Any] = iter(())
 
     def start_epoch(self, seed: int, epoch: int) -> None:
@@ -75,7 +80,7 @@ class Loaders:
         with _reading():
             self._batches = iter(self.train)
 
-    def batch(self, step: Tensor) -> tuple[Tensor, Tensor]:
+    def batch(self, step: Tensor) -> Any:
         try:
             with _reading():
                 batch = next(self._batches)
@@ -86,25 +91,19 @@ class Loaders:
             ) from None
         return self._placed(batch)
 
-    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_batches(self, batch_size: int) -> Iterator[Any]:
         """In the loader's own batches: ``batch_size`` is for data sets that are cut up here."""
         return map(self._placed, _read(self.test))
 
-    def train_batches(self, count: int, seed: int) -> Iterator[Tensor]:
+    def train_batches(self, count: int, seed: int) -> Iterator[Any]:
         seed_everything(seed, 0)
-        return (self._placed(batch)[0] for batch in itertools.islice(_read(self.train), count))
+        found = map(self._placed, itertools.islice(_read(self.train), count))
+        return found if self.whole else (inputs for inputs, _ in found)
 
-    def _placed(self, batch: Any) -> tuple[Tensor, Tensor]:
-        pair = isinstance(batch, (tuple, list)) and len(batch) == 2
-        if not pair or not all(isinstance(part, Tensor) for part in batch):
-            raise ValueError(f"a batch of the data is {_kind(batch)}: each must be a pair of tensors, (images, labels)")
-        if batch[0].shape[:1] != batch[1].shape[:1]:
-            sizes = " and ".join(str(tuple(part.shape)) for part in batch)
-            raise ValueError(f"images and labels of a batch have the shapes {sizes}: there must be a label for each image")
-        images, labels = (part.to(self.device, non_blocking=True) for part in batch)
-        if self.channels_last and images.dim() == 4:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return images, labels
+    def _placed(self, batch: Any) -> Any:
+        if not self.whole:
+            batch = batches.split(batch)
+        return batches.placed(batch, self.device, self.channels_last)
 
 
 def seed_everything(seed: int, epoch: int, rank: int = 0) -> None:
@@ -128,15 +127,3 @@ def _reading() -> Iterator[None]:
 def _read(data: Iterable[Any]) -> Iterator[Any]:
     with _reading():
         yield from data
-
-
-def told(error: Exception) -> str:
-    """What a user's code raised, on one line. A worker of a loader sends its whole traceback; its last line says it."""
-    text = str(error)
-    return f"{type(error).__name__}: {' '.join(text.split())}" if _WORKER not in text else text.strip().splitlines()[-1]
-
-
-def _kind(batch: Any) -> str:
-    if isinstance(batch, (tuple, list)):
-        return f"a {type(batch).__name__} of {', '.join(type(part).__name__ for part in batch) or 'nothing'}"
-    return f"a {type(batch).__name__}"

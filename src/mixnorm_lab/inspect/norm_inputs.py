@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,14 @@ def find_norm(model: nn.Module, name: str | None = None) -> str:
 
 def layer_densities(
     model: nn.Module,
-    images: Tensor,
+    images: Any,
     layer: str | None = None,
     *,
     components: Sequence[int] = (1, 2, 3),
     channels: Sequence[int] | None = None,
     em_iters: int = 2,
     seed: int = 0,
+    feed: Callable[[nn.Module, Any], Any] = nn.Module.__call__,
 ) -> LayerDensities:
     """A layer's input on a batch of training images, normalized as batch norm and as mixture norm do, without γ and β.
 
@@ -80,7 +81,7 @@ def layer_densities(
     under the same responsibilities. The model is not changed.
 
     Args:
-        images: on the model's device.
+        images: on the model's device; or other inputs, which ``feed`` passes to the model.
         layer: as in :func:`find_norm`.
         components: the K of each norm; 1 is batch norm.
         channels: those to look at; ``None`` is four that a record's snapshots have, too, or four others if one of these
@@ -92,7 +93,7 @@ def layer_densities(
     outside = [channel for channel in channels or () if not 0 <= channel < norm.num_features]
     if outside:
         raise ValueError(f"{layer} has no channel {outside[0]}: choose from 0 to {norm.num_features - 1}")
-    points = layer_input(model, images, layer, seed=seed)
+    points = layer_input(model, images, layer, seed=seed, feed=feed)
     usual = default_channels(norm.num_features)
     shown = lively(points.std(dim=0).tolist(), usual, COLUMNS) if channels is None else list(channels)
     generator = torch.Generator().manual_seed(seed)
@@ -124,7 +125,14 @@ def default_channels(total: int) -> list[int]:
 
 
 @torch.no_grad()
-def layer_input(model: nn.Module, images: Tensor, layer: str, *, seed: int = 0) -> Tensor:
+def layer_input(
+    model: nn.Module,
+    images: Any,
+    layer: str,
+    *,
+    seed: int = 0,
+    feed: Callable[[nn.Module, Any], Any] = nn.Module.__call__,
+) -> Tensor:
     """What a layer gets in a training forward pass, as points (N · positions, C) on the CPU, in fp32."""
     model = copy.deepcopy(model).train()  # the statistics of the model itself stay as they are
     found: list[Tensor] = []
@@ -133,10 +141,11 @@ def layer_input(model: nn.Module, images: Tensor, layer: str, *, seed: int = 0) 
         found.append(arguments[0].float().cpu())
 
     handle = model.get_submodule(layer).register_forward_pre_hook(keep)
-    cuda = [images.device.index] if images.is_cuda else []
+    devices = {parameter.device for parameter in model.parameters()}
+    cuda = [device.index for device in devices if device.type == "cuda"]
     with torch.random.fork_rng(cuda):  # dropout and the seeds of other mixture norms
         torch.manual_seed(seed)
-        model(images)
+        feed(model, images)
     handle.remove()
     if not found:
         raise ValueError(f"{layer} took no part in the forward pass: choose another layer")

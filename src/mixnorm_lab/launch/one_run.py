@@ -53,11 +53,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class Place:
-    """The place where runs are trained: the folder that they have theirs in, the device, and the files that they need."""
+    """The place where runs are trained: the folder that they have theirs in, the device, and the files that they need.
+
+    ``shared`` is whether others are trained there at the same time.
+    """
 
     root: Path
     device: torch.device
     files: Files = NO_FILES
+    shared: bool = False
 
 
 def train_one(config: RunConfig, place: Place, progress: RunProgress, team: Team = ALONE) -> Failure | None:
@@ -70,7 +74,13 @@ def train_one(config: RunConfig, place: Place, progress: RunProgress, team: Team
             except BaseException:
                 progress.end("failed")
                 raise
-            train(config, folder, begin, device=place.device, progress=progress, team=team)
+
+            def begin_watched() -> TrainingLoop:
+                loop = begin()
+                loop.watch.shared = place.shared
+                return loop
+
+            train(config, folder, begin_watched, device=place.device, progress=progress, team=team)
     except MISTAKES as error:
         return Failure.of(error)
     return None

@@ -16,6 +16,7 @@ from mixnorm_lab.launch.local_processes import run_in_processes
 from mixnorm_lab.launch.one_run import NO_FILES, Failure, Files, Place, train_one
 from mixnorm_lab.launch.ray_cluster import Cluster
 from mixnorm_lab.launch.run_queue import RunQueue
+from mixnorm_lab.own.sources import changed
 from mixnorm_lab.storage.folders import recorded, run_folder, run_name
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.training import build
@@ -40,9 +41,11 @@ class Suite:
         self.files = files
         self.records = [recorded(config, root) for config in configs]
 
-    def check(self, progress: DownloadProgress | None = None, team: Team = ALONE) -> None:
+    def check(
+        self, progress: DownloadProgress | None = None, team: Team = ALONE, here: torch.device | None = None
+    ) -> list[str]:
         """Raises what can be known before any run starts: a folder of another configuration, data or a model that do not
-        work.
+        work. Returns what a user should know of the mixtures.
 
         Downloads the data where the cache lacks it, and tells ``progress``.
         """
@@ -50,6 +53,11 @@ class Suite:
         for config, record in zip(self.configs, self.records, strict=True):
             build.check_shared(config, team)
             if record is not None and record.config.identity() != config.identity():
+                if replace(record.config, sources=config.sources).identity() == config.identity():
+                    files = changed(record.config.sources, config.sources)
+                    raise ValueError(
+                        f"{files} changed since the runs in {self.root}, which are kept: choose another --out for new ones"
+                    )
                 differences = "; ".join(record.config.differences(config))
                 raise ValueError(
                     f"{run_folder(self.root, config)} holds a run of another configuration ({differences}): choose another "
@@ -58,10 +66,12 @@ class Suite:
             if record is None or not record.finished:
                 todo.append(config)
         different = {replace(config, name="", seed=0).identity(): config for config in todo}
-        build.check([config for config in different.values() if config.gan is None], self.files.data, progress)
+        classifiers = [config for config in different.values() if config.gan is None]
+        notes = build.check(classifiers, self.files.data, progress, here or build.CPU)
         for config in different.values():
             if config.gan is not None:
                 gan_build.check(config, self.files.features)
+        return notes
 
     def run(
         self,
@@ -86,10 +96,11 @@ class Suite:
                 progress = display.run(run_name(config))
                 show_finished(record, progress)
                 progress.end("finished")
-        queue, place = RunQueue(todo, display), Place(self.root, device, self.files)
+        several = cluster is None and jobs > 1 and len(todo) > 1
+        queue, place = RunQueue(todo, display), Place(self.root, device, self.files, shared=several)
         if cluster is not None:
             cluster.run(queue, place)
-        elif jobs > 1 and len(todo) > 1:
+        elif several:
             run_in_processes(queue, place, min(jobs, len(todo)))
         else:
             while (next_one := queue.next()) is not None:

@@ -39,8 +39,9 @@ REQUIRED = (
     "seconds",
 )
 OPTIONAL = ("recalibrated_loss", "recalibrated_error", "components", "mixtures")
-# Of the last epoch alone, and only if the run was asked for them.
-ASKED = ("train_eval_loss", "train_eval_error")
+# Where there is such: of a run that is judged by another metric than accuracy; whether the machine was busy beside it; and
+# of the last epoch alone, if the run was asked for them.
+ASKED = ("test_metric", "recalibrated_metric", "busy", "train_eval_loss", "train_eval_error")
 # The same of a generator's training. The distance is there where it was measured, with the features and samples it is of.
 GAN_REQUIRED = ("epoch", "steps", "generator_loss", "discriminator_loss", "learning_rate", "train_seconds", "seconds")
 GAN_OPTIONAL = ("distance", "recalibrated_distance", "features", "samples", "components", "mixtures")

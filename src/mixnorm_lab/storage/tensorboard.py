@@ -16,6 +16,8 @@ CURVES = {
     "train_error": "error/train",
     "test_error": "error/test",
     "recalibrated_error": "error/test, fresh statistics",
+    "test_metric": "metric/test",
+    "recalibrated_metric": "metric/test, fresh statistics",
     "learning_rate": "learning rate",
     "generator_loss": "loss/generator",
     "discriminator_loss": "loss/discriminator",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -17,15 +15,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
+from mixnorm_lab.config.losses import CROSS_ENTROPY
 from mixnorm_lab.config.run_config import RECOMMENDED_LAYERS, Mixture, RunConfig, is_own
-from mixnorm_lab.data import DataSet, Resident
+from mixnorm_lab.data import DataSet, Resident, split_loaders
 from mixnorm_lab.data.disk.rows import RowSource
 from mixnorm_lab.data.download import DownloadProgress
-from mixnorm_lab.data.sources import Loaders, Source, told
+from mixnorm_lab.data.sources import Loaders, Source
 from mixnorm_lab.internals import left_out
+from mixnorm_lab.own import functions
+from mixnorm_lab.own.functions import kind, told
+from mixnorm_lab.tasks import first_look
+from mixnorm_lab.tasks.first_look import Look
 from mixnorm_lab.training.mixtures import mixture_norms
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
+
+CPU = torch.device("cpu")
 
 
 def prepare(
@@ -42,21 +47,71 @@ def prepare(
     return make_model(config), source
 
 
-def check(configs: Sequence[RunConfig], folder: Path | None = None, progress: DownloadProgress | None = None) -> None:
-    """Raises where a model or data cannot be made. Downloads what the cache lacks, and tells ``progress``."""
+def check(
+    configs: Sequence[RunConfig],
+    folder: Path | None = None,
+    progress: DownloadProgress | None = None,
+    device: torch.device = CPU,
+) -> list[str]:
+    """Raises where a model or data cannot be made, or do not fit; returns what a user should know of mixtures.
+
+    Downloads what the cache lacks, and tells ``progress``.
+    """
     sizes: dict[str, tuple[Any, ...]] = {}
     checked = []
+    notes: dict[str, None] = {}
     for config in configs:
         if config.data not in sizes and is_own(config.data):
-            make_source(config, torch.device("cpu"))
+            if not is_own(config.model):
+                raise ValueError(f"with --data {config.data} the model must be yours, too: --model my_module:build")
+            note = first_look.note_of_scale(look(config, device))
+            notes |= {} if note is None else {note: None}
             sizes[config.data] = ()
         elif config.data not in sizes:
             dataset = _dataset(config, folder, progress)
             sizes[config.data] = (dataset.num_classes, dataset.shape)
         different = (config.model, config.data, config.mixture, config.norm, config.norm_layers)
         if different not in checked:
-            make_model(config, *sizes[config.data])
+            model = make_model(config, *sizes[config.data])
             checked.append(different)
+            components = first_look.components_of(model, (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d))
+            many = any(count > first_look.USUAL for count, _ in components.values())
+            if is_own(config.model) or many:
+                found = look(config, device, folder)
+                if found.unfit and config.loss == CROSS_ENTROPY:
+                    raise ValueError(found.unfit)
+                notes |= dict.fromkeys(first_look.check_components(found, components))
+    return list(notes)
+
+
+_looks: dict[Any, Look] = {}
+
+
+def look(config: RunConfig, device: torch.device = CPU, folder: Path | None = None) -> Look:
+    """What the model with its batch norms makes of a first batch of training data; a second time, it is known."""
+    given = tuple(map(functions.find, filter(is_own, (config.model, config.data, config.step))))
+    names = config.model, config.data, config.step
+    known = (*names, *given, config.batch_size, config.validation, config.subset)
+    if known in _looks:
+        return _looks[known]
+    plain = replace(config, mixture=None, norm=None, norm_momentum=None)
+    with explained(config):
+        if is_own(config.data):
+            source = make_source(plain, device)
+            source.start_epoch(config.seed, 0)
+            batch, size = source.batch(torch.tensor(0, device=device)), None
+            torch.manual_seed(config.seed)
+            model = make_model(plain).to(device)
+        else:
+            dataset = _dataset(config, folder)
+            classes, shape, size = dataset.num_classes, dataset.shape, config.batch_size
+            torch.manual_seed(config.seed)
+            labels = dataset.train.labels[:2].to(device) if dataset.predicts_numbers else torch.tensor([0, classes - 1])
+            batch = torch.randn(2, *shape, device=device), labels.to(device)
+            model = make_model(plain, classes, shape).to(device)
+        step = functions.find(config.step) if config.step else None
+        _looks[known] = first_look.look(model, batch, step, size)
+    return _looks[known]
 
 
 def check_shared(config: RunConfig, team: Team) -> None:
@@ -67,6 +122,8 @@ def check_shared(config: RunConfig, team: Team) -> None:
         raise ValueError(f"{config.name} trains a generator, which runs in one process: leave torchrun out")
     if config.norm is not None:
         raise ValueError(f"{config.norm} takes its statistics in one process: leave torchrun out")
+    if config.step or config.metric_function:
+        raise ValueError(f"{config.step or config.metric_function} runs in one process: leave torchrun out")
     if is_own(config.data):
         raise ValueError(
             f"{config.data} is read in one process: leave torchrun out, or use a data set that mixnorm reads itself"
@@ -80,13 +137,20 @@ def check_shared(config: RunConfig, team: Team) -> None:
 
 def make_source(config: RunConfig, device: torch.device, folder: Path | None = None, team: Team = ALONE) -> Source:
     if is_own(config.data):
-        loaders = _called(config.data)
+        loaders = functions.call(config.data)
         if not isinstance(loaders, (tuple, list)) or len(loaders) != 2:
-            raise ValueError(f"{config.data} must return two loaders, (train, test), but returned {_kind(loaders)}")
-        return Loaders(*loaders, device=device, channels_last=config.channels_last)
+            raise ValueError(f"{config.data} must return two loaders, (train, test), but returned {kind(loaders)}")
+        train, test = loaders
+        if config.validation:
+            train, test = split_loaders.held_out(train, config.validation)
+        if config.subset:
+            train, test = split_loaders.subset(train, test, config.subset)
+        return Loaders(train, test, device=device, channels_last=config.channels_last, whole=bool(config.step))
     dataset = _dataset(config, folder)
     if config.validation:
         dataset = data.validation_split(dataset, config.validation)
+    if config.subset:
+        dataset = data.subset(dataset, config.subset)
     if dataset.has_rows:
         return RowSource(dataset, config.batch_size, device=device, share=(team.rank, team.size))
     return Resident(
@@ -100,9 +164,9 @@ def make_model(
 ) -> nn.Module:  # fmt: skip
     """The model, its norms converted. ``num_classes`` and ``shape`` (C, H, W) are known unless the data is the user's."""
     if is_own(config.model):
-        model = _called(config.model, num_classes=num_classes, input_shape=shape)
+        model = functions.call(config.model, num_classes=num_classes, input_shape=shape)
         if not isinstance(model, nn.Module):
-            raise ValueError(f"{config.model} must return a torch.nn.Module, but returned {_kind(model)}")
+            raise ValueError(f"{config.model} must return a torch.nn.Module, but returned {kind(model)}")
     else:
         wanted = models.input_shape(config.model)
         if num_classes is None or shape is None:
@@ -113,8 +177,13 @@ def make_model(
                 f"{config.model} is for images of {wants}, but {config.data} has {has}: choose another model or other data"
             )
         model = models.build(config.model, num_classes, shape)
+    if config.mixture is not None or config.norm is not None:
+        _check_norms(model, config)
     if config.mixture is not None:
-        model = _converted(model, config.model, config.mixture)
+        try:
+            model = _converted(model, config.model, config.mixture)
+        except ValueError as error:  # of the library's call, whose argument is an option here
+            raise ValueError(str(error).replace("select=", "--layers ")) from error
         _activate_where_a_relu_follows(model, config.model)
     if config.norm is not None:
         norms.replace_norms(model, config.norm, modules_of(config.model, config.norm_layers))
@@ -123,6 +192,19 @@ def make_model(
             if isinstance(norm, (_BatchNorm, MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)):
                 norm.momentum = config.norm_momentum
     return model
+
+
+def _check_norms(model: nn.Module, config: RunConfig) -> None:
+    """Raises where there is no batch norm to replace, in the words of the command line."""
+    kinds = dict.fromkeys(type(module).__name__ for module in model.modules() if "Norm" in type(module).__name__)
+    if not any(isinstance(m, _BatchNorm) and not isinstance(m, nn.SyncBatchNorm) for m in model.modules()):
+        found = f"it has {', '.join(kinds)}" if kinds else "nor any other norm"
+        raise ValueError(
+            f"{config.model} has no batch norm to replace ({found}): choose a model with BatchNorm1d, BatchNorm2d or "
+            "BatchNorm3d"
+        )
+    if config.mixture is not None and "select" in config.mixture.options:
+        raise ValueError("select is no option of a mixture norm: say with --layers which batch norms to replace")
 
 
 def _converted(model: nn.Module, name: str, mixture: Mixture) -> nn.Module:
@@ -169,41 +251,6 @@ def _activate_where_a_relu_follows(model: nn.Module, name: str) -> None:
             norm.activation = None
 
 
-def own(name: str) -> Callable[..., Any]:
-    """The function that "my_module:function" names; modules of the current folder count, as with ``python -m``."""
-    module_name, _, function_name = name.partition(":")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    if module_name.endswith(".py") or not all(part.isidentifier() for part in module_name.split(".")):
-        raise ValueError(f"{module_name!r} is no module: write {name} as Python imports it, such as my_module:build")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"{module_name} needs the module {error.name}: install it") from error
-        raise ValueError(
-            f"there is no module {error.name!r}: run the command in the folder of {error.name.split('.')[0]}.py"
-        ) from error
-    except Exception as error:
-        raise ValueError(f"{module_name} cannot be imported ({told(error)}): mend it, --debug shows where") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        known = [n for n, value in vars(module).items() if inspect.isfunction(value) and not n.startswith("_")]
-        has = f"it has {', '.join(known)}" if known else "it has no function at all"
-        raise ValueError(f"{module_name} has no function {function_name!r}: {has}")
-    return function
-
-
-def _called(name: str, **wanted: Any) -> Any:
-    """The result of a user's function, which gets those of the arguments that it asks for, and that there are."""
-    function = own(name)
-    try:
-        known = inspect.signature(function).parameters
-        return function(**{key: value for key, value in wanted.items() if key in known and value is not None})
-    except Exception as error:
-        raise ValueError(f"{name} raised {told(error)}: mend it, --debug shows where") from error
-
-
 @contextmanager
 def explained(config: RunConfig) -> Iterator[None]:
     """Makes a sentence of what a user's model or data raises while it is trained, and of memory that is full."""
@@ -218,16 +265,10 @@ def explained(config: RunConfig) -> Iterator[None]:
     except (OSError, NotFinite):
         raise
     except Exception as error:
-        yours = [name for name in (config.model, config.data) if is_own(name)]
+        yours = config.own_functions
         if not yours:
             raise
         raise ValueError(f"to train {' with '.join(yours)} raised {told(error)}: mend it, --debug shows where") from error
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return "nothing" if value is None else f"an object of the type {type(value).__name__}"
 
 
 _datasets: dict[tuple[Any, ...], DataSet] = {}  # one run after the other reads the same

@@ -15,6 +15,7 @@ from torch import nn
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
 from mixnorm_lab.config.run_config import PER_STEP, RunConfig
 from mixnorm_lab.data.sources import Source, seed_everything
+from mixnorm_lab.storage.busy import Watch
 from mixnorm_lab.storage.snapshots import snapshot_epochs
 from mixnorm_lab.training.mixtures import components_in_use, snapshot
 from mixnorm_lab.training.not_finite import IMAGES, NotFinite, find_origin
@@ -40,6 +41,7 @@ class TrainingLoop(ABC):
         optimizers: for each network, by its name.
         epoch, steps: how many are done.
         train_seconds, seconds: in the steps alone, and in all.
+        watch: says whether the machine is busy with something else.
         latest: the state at the start of the epoch that runs, or ran last.
     """
 
@@ -72,6 +74,7 @@ class TrainingLoop(ABC):
         }
         self.watched = networks[watched]
         self.evaluated = evaluation_copy(self.watched, own_weights=config.average > 0)
+        self.watch = Watch(device)
         self.epoch = self.steps = 0
         self.train_seconds = 0.0
         self.latest: dict[str, Any] | None = None
@@ -121,6 +124,7 @@ class TrainingLoop(ABC):
         if self.config.average:
             self.step.then = self._average
         rate = self._start_epoch()
+        self.watch.start()
         for done in self.step.run_epoch():
             # A GPU would have to wait for this: there, all losses are looked at after the epoch.
             if self.device.type == "cpu" and not all(map(math.isfinite, self.step.curve[done - 1].tolist())):
@@ -133,6 +137,7 @@ class TrainingLoop(ABC):
         self.epoch += 1
         self.steps += len(curve)
         self.train_seconds += self.step.seconds
+        busy = self.watch.busy()
         first, second = (sum(values) / len(values) for values in zip(*curve, strict=True))
         return {
             "epoch": self.epoch,
@@ -141,6 +146,7 @@ class TrainingLoop(ABC):
             "learning_rate": rate,
             "train_seconds": self.train_seconds,
             "seconds": self.seconds,
+            "busy": busy,
             "components": components_in_use(self.watched),
             "mixtures": snapshot(self.watched) if self.epoch in snapshot_epochs(self.config.epochs) else None,
         }

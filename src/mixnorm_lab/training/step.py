@@ -24,7 +24,8 @@ AHEAD = 2  # marks that may be outstanding: a GPU always has work, and the host 
 class Step(ABC):
     """The step that an epoch repeats, in a subclass's ``update``. Nothing is read back to the host.
 
-    On a GPU, with data that is there, everything is captured in one CUDA graph; but what several processes train together is
+    On a GPU, with data that is there, everything is captured in one CUDA graph, unless ``capture`` says that it holds what
+    not be, such as a user's loss; but what several processes train together is
     not, because mixture norms ask the other ranks how many points they have. The steps before the capture are steps of
     the training as well, and a capture computes nothing, so that there is nothing to undo.
 
@@ -35,7 +36,16 @@ class Step(ABC):
         then: what follows every update, and is captured with it.
     """
 
-    def __init__(self, source: Source, steps: int, *, device: torch.device, bf16: bool, team: Team = ALONE) -> None:
+    def __init__(
+        self,
+        source: Source,
+        steps: int,
+        *,
+        device: torch.device,
+        bf16: bool,
+        team: Team = ALONE,
+        capture: bool = True,
+    ) -> None:
         self.source = source
         self.team = team
         self.steps = steps
@@ -47,7 +57,8 @@ class Step(ABC):
         self.then: Callable[[], None] | None = None
         self._torch_compiled: Callable[..., Any] | None = None
         self._calls = 0
-        self._captures = device.type == "cuda" and not isinstance(source, Loaders) and team.size == 1
+        resident = not isinstance(source, Loaders)
+        self._captures = capture and device.type == "cuda" and resident and team.size == 1
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream(device) if self._captures else None
 

@@ -10,6 +10,7 @@ import typer.main
 from cli_helpers import invoke, mistake, start
 from typer.testing import CliRunner
 
+import mixnorm
 from mixnorm_lab.bench.cases import BENCHMARKS
 from mixnorm_lab.cli import app
 from mixnorm_lab.config import catalog
@@ -193,3 +194,15 @@ def test_without_typer_the_command_says_what_to_install(start):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr == "The command line needs typer and rich: pip install 'mixnorm[tools]'\n"
+
+
+def test_the_version():
+    assert invoke("--version").stdout == f"mixnorm {mixnorm.__version__}\n"
+
+
+def test_a_warning_of_the_library_is_its_sentence_alone(tmp_path):
+    """Not the file and the line that Python adds."""
+    code = "import sys, warnings; sys.argv = ['mixnorm', '--version']; from mixnorm_lab.cli import main\n"
+    code += "try: main()\nexcept SystemExit: warnings.warn('use larger batches')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "use larger batches\n"

@@ -43,8 +43,8 @@ def test_a_new_field_is_a_row_where_it_has_a_value_and_older_runs_keep_their_ide
 def test_the_order_of_options_and_of_rows():
     assert list(OPTIONS) == [
         "model", "layers", "components", "em_iters", "option", "epochs", "batch_size", "optimizer", "lr", "weight_decay",
-        "decayed", "schedule", "warmup", "recalibrate", "precision", "validation", "norm_momentum", "average", "compile",
-        "label_smoothing", "train_eval", "image_size", "target",
+        "momentum", "decayed", "schedule", "warmup", "recalibrate", "precision", "validation", "norm_momentum", "average",
+        "compile", "label_smoothing", "train_eval", "image_size", "target", "subset",
     ]  # fmt: skip
     generator = replace(catalog.get("dcgan/cifar10/mn").config, norm_momentum=0.5)
     assert list(fields.rows(generator)) == [

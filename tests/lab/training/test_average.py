@@ -40,7 +40,7 @@ def test_the_average_is_pytorchs_and_the_training_is_not_changed_by_it(tmp_path)
     follow.average.module.load_state_dict({**model.state_dict(), **averages})
     source = Resident(DIGITS, 64, device="cpu")
     test = evaluate(follow.average.module.eval(), source.test_batches(256), device=torch.device("cpu"), bf16=False)
-    assert record.epochs[-1]["test_loss"] == pytest.approx(test[0].item(), rel=1e-6)
+    assert record.epochs[-1]["test_loss"] == pytest.approx(test.loss, rel=1e-6)
 
 
 def test_running_means_are_those_of_the_averaged_weights():

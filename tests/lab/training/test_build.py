@@ -15,6 +15,7 @@ from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.sources import Loaders
 from mixnorm_lab.norms import GhostBatchNorm
+from mixnorm_lab.own import functions
 from mixnorm_lab.training import build
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import Team
@@ -202,7 +203,7 @@ def test_a_function_that_makes_no_data(function, sentence, module):
 def test_a_module_that_cannot_be_imported(content, sentence, module, tmp_path):
     (tmp_path / "users_other.py").write_text(content)
     with pytest.raises(ValueError, match=sentence):
-        build.own("users_other:build")
+        functions.find("users_other:build")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +217,7 @@ def test_a_module_that_cannot_be_imported(content, sentence, module, tmp_path):
 )
 def test_a_module_that_does_not_exist(name, sentence, module):
     with pytest.raises(ValueError, match=sentence):
-        build.own(name)
+        functions.find(name)
 
 
 def test_a_users_data_needs_a_users_model(module):

@@ -153,7 +153,7 @@ def test_images_to_test_on_that_are_not_finite(tmp_path):
 def test_an_output_that_is_not_a_number_is_an_error_whatever_the_label():
     labels = torch.zeros(4, dtype=torch.long)
     logits = torch.tensor([[2.0, 1.0], [torch.nan, torch.nan], [torch.inf, 0.0], [0.0, 1.0]])
-    _, error = evaluate(nn.Identity(), [(logits, labels)], device=torch.device("cpu"), bf16=False)
+    error = evaluate(nn.Identity(), [(logits, labels)], device=torch.device("cpu"), bf16=False).error
     assert error == 0.5
 
 
@@ -188,9 +188,9 @@ def test_loaders_train_and_resume_to_the_same_bit(tmp_path):
     [
         (iter([]), "can be read only once"),
         ([], "has no batch"),
-        ([torch.zeros(2, 1, 8, 8)], "a batch of the data is a Tensor: each must be a pair"),
+        ([torch.zeros(2, 1, 8, 8)], "a batch of the data is a Tensor: make each a pair"),
         ([(torch.zeros(2, 1, 8, 8), [1, 2])], "a batch of the data is a tuple of Tensor, list"),
-        ([(torch.zeros(2, 1, 8, 8), torch.zeros(3))], r"\(2, 1, 8, 8\) and \(3,\): there must be a label for each image"),
+        ([(torch.zeros(2, 1, 8, 8), torch.zeros(3))], r"\(2, 1, 8, 8\) and \(3,\): there must be a label for each input"),
     ],
 )
 def test_data_that_cannot_be_used(train_data, sentence, tmp_path):

@@ -1,0 +1,55 @@
+"""Runs of a comparison that were trained before its source files changed: where they are, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.own.sources import changed
+from mixnorm_lab.storage import records
+from mixnorm_lab.storage.folders import recorded
+from mixnorm_lab.storage.records import Record, RecordError
+
+
+def without_sources(configs: Sequence[RunConfig], root: Path) -> tuple[list[RunConfig], str] | None:
+    """The configurations without sources, and a sentence about that, where a folder holds runs of them from before sources
+    were noted."""
+    plain = [replace(config, sources="") for config in configs]
+    for config in plain:
+        record = recorded(config, root)
+        if record is not None and record.config.identity() == config.identity():
+            return plain, f"The runs in {root} are older than notes of source files: what was edited since then is not seen."
+    return None
+
+
+def change(configs: Sequence[RunConfig], root: Path, runs: Path, name: str) -> str | None:
+    """A sentence about runs with other sources, in one of the folders of ``runs`` that begin with ``name``."""
+    if any(recorded(config, root) for config in configs):
+        return None  # it goes on, or is another's
+    wanted = {_without_sources(config) for config in configs}
+    folders = [folder for folder in runs.glob(f"{name}-*") if folder != root and folder.is_dir()]
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
+        for record in _first(folder):
+            if _without_sources(record.config) in wanted:
+                files = changed(record.config.sources, configs[0].sources)
+                return (
+                    f"{files} changed since the runs in {folder}: they are kept there, and new ones are trained in {root}."
+                )
+    return None
+
+
+def _first(folder: Path) -> list[Record]:
+    """The records with the smallest seeds of a folder, which are enough to know whose it is."""
+    found = []
+    for path in folder.glob(f"*/seed-0/{records.NAME}"):
+        try:
+            found.append(records.read(path))
+        except RecordError:  # which says nothing of this comparison
+            continue
+    return found
+
+
+def _without_sources(config: RunConfig) -> str:
+    return replace(config, sources="", seed=0).identity()
