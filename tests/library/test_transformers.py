@@ -185,3 +185,22 @@ def test_a_description_that_does_not_fit_says_so():
         newer["shared"] |= wrong
         with pytest.raises(ValueError, match="that this version does not know: update mixnorm"):
             rebuild(nn.Sequential(nn.BatchNorm2d(4)), newer)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_transformers_own_trainer(tmp_path):
+    """It saves by itself, and takes the best checkpoint back at the end."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    model = record(mixnorm.convert(new_model(), num_components=2, within="learned"))
+    rows = [{"pixel_values": image, "labels": number % 4} for number, image in enumerate(X)]
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), num_train_epochs=2, per_device_train_batch_size=8, save_strategy="epoch",
+        eval_strategy="epoch", load_best_model_at_end=True, use_cpu=True, report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    best = from_pretrained(ResNetForImageClassification, trainer.state.best_model_checkpoint)
+    assert_equal(model.eval(), best)
+    assert best.resnet.embedder.embedder.normalization.num_batches_tracked in (2, 4)

@@ -327,7 +327,8 @@ class RunConfig:
         metadata=setting(
             Option(
                 "--model",
-                "cifar-cnn, resnet-18, wide-resnet-16-4, densenet-40-12, inception-v3, digits-cnn or my_module:build.",
+                "cifar-cnn, resnet-18, wide-resnet-16-4, densenet-40-12, inception-v3, digits-cnn, mlp, timm:NAME, "
+                "torchvision:NAME, transformers:CLASS or my_module:build.",
             ),
             label="model",
         )

@@ -1,7 +1,7 @@
 """Data of the user's own on disk: folders of images, tables, saved data sets, and sentences about what is wrong there."""
 
 import csv
-import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -13,8 +13,6 @@ from mixnorm_lab.config.run_config import RESERVED, is_own
 from mixnorm_lab.data.disk import image_folder, pictures, recognize, table
 from mixnorm_lab.data.disk.rows import RowSource
 from mixnorm_lab.models import libraries
-
-HAS = {name: importlib.util.find_spec(name) is not None for name in ("datasets", "pyarrow")}
 
 
 def write_images(root, split, classes=("cat", "dog"), count=5, size=(6, 5), mode="L", suffix="png"):
@@ -302,10 +300,10 @@ def test_text_that_is_no_utf8_says_so(tmp_path):
         load(tmp_path / "t.csv", target="b")
 
 
-@pytest.mark.skipif(not HAS["pyarrow"], reason="needs pyarrow")
+@pytest.mark.slow
 def test_a_parquet_file_is_the_same_table(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet")
 
     pyarrow.parquet.write_table(pyarrow.table(example()), tmp_path / "t.parquet")
     ours, theirs = (
@@ -318,8 +316,8 @@ def test_a_parquet_file_is_the_same_table(tmp_path):
         load(tmp_path / "bad.parquet", target="kind")
 
 
-@pytest.mark.skipif(HAS["pyarrow"], reason="pyarrow is there")
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path):
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").write_bytes(b"text")
     with pytest.raises(ValueError, match="pip install pyarrow, or save the table as CSV"):
         load(tmp_path / "t.parquet", target="kind")
@@ -373,18 +371,21 @@ def test_a_batch_size_that_does_not_fit_says_so():
 # --- saved data sets ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(HAS["datasets"], reason="datasets is there")
-def test_a_saved_data_set_without_datasets_says_what_to_install(tmp_path):
+def test_a_saved_data_set_without_datasets_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["train"]}')
     with pytest.raises(ValueError, match="is a saved data set, which needs datasets: pip install datasets"):
         load(tmp_path)
 
 
-@pytest.mark.skipif(not HAS["datasets"], reason="needs datasets")
-class TestSavedDataSets:
-    def images(self, count, label):
-        import datasets
+@pytest.fixture
+def datasets():
+    return pytest.importorskip("datasets")
 
+
+@pytest.mark.slow
+class TestSavedDataSets:
+    def images(self, datasets, count, label):
         random = np.random.RandomState(count)
         arrays = [random.randint(0, 256, (5, 6, 3)).astype(np.uint8) for _ in range(count)]
         features = datasets.Features({"img": datasets.Image(), "label": label})
@@ -392,29 +393,23 @@ class TestSavedDataSets:
         images = [Image.fromarray(array) for array in arrays]
         return datasets.Dataset.from_dict({"img": images, "label": labels}, features=features), arrays
 
-    def test_images_with_labels(self, tmp_path):
-        import datasets
-
+    def test_images_with_labels(self, datasets, tmp_path):
         label = datasets.ClassLabel(names=["cat", "dog"])
-        (train, arrays), (test, _) = self.images(10, label), self.images(4, label)
+        (train, arrays), (test, _) = self.images(datasets, 10, label), self.images(datasets, 4, label)
         datasets.DatasetDict({"train": train, "validation": test}).save_to_disk(str(tmp_path / "pets"))
         found = load(tmp_path / "pets")
         assert (found.name, found.num_classes, found.shape) == ("dataset:pets", 2, (3, 5, 6))
         assert np.array_equal(found.train.images.numpy(), np.stack(arrays).transpose(0, 3, 1, 2))
         assert found.test.labels.tolist() == [0, 1, 0, 1]
 
-    def test_one_split_is_divided_and_an_unknown_target_says_so(self, tmp_path):
-        import datasets
-
-        self.images(10, datasets.Value("int64"))[0].save_to_disk(str(tmp_path / "pets"))
+    def test_one_split_is_divided_and_an_unknown_target_says_so(self, datasets, tmp_path):
+        self.images(datasets, 10, datasets.Value("int64"))[0].save_to_disk(str(tmp_path / "pets"))
         found = load(tmp_path / "pets", image_size=8)
         assert (len(found.train), len(found.test), found.shape) == (8, 2, (3, 8, 8))
         with pytest.raises(ValueError, match="has no column 'breed': choose --target from img, label"):
             load(tmp_path / "pets", target="breed")
 
-    def test_columns_of_features(self, tmp_path):
-        import datasets
-
+    def test_columns_of_features(self, datasets, tmp_path):
         columns = {
             "x": [[float(number), 1.0 - number] for number in range(100)],
             "label": [number % 25 for number in range(100)],
@@ -429,10 +424,8 @@ class TestSavedDataSets:
         found = load(tmp_path / "u")
         assert (found.num_classes, found.shape, found.has_rows) == (3, (2,), True)
 
-    def test_a_set_without_train_says_so(self, tmp_path):
-        import datasets
-
-        one = self.images(4, datasets.ClassLabel(names=["cat", "dog"]))[0]
+    def test_a_set_without_train_says_so(self, datasets, tmp_path):
+        one = self.images(datasets, 4, datasets.ClassLabel(names=["cat", "dog"]))[0]
         datasets.DatasetDict({"all": one}).save_to_disk(str(tmp_path / "pets"))
         with pytest.raises(ValueError, match="has the splits all, but no train: save it with one"):
             load(tmp_path / "pets")
