@@ -27,15 +27,15 @@ Recipe = Annotated[
 ]
 Loss = Annotated[
     str | None,
-    typer.Option("--loss", help=f"{', '.join(LOSSES[:-1])}, or my_module:function of (output, labels); else by the labels."),
+    typer.Option("--loss", help=f"{', '.join(LOSSES[:-1])}, or my_module:loss, called with (output, labels)."),
 ]
 Metric = Annotated[
     str | None,
-    typer.Option("--metric", help=f"{', '.join(METRICS)}, or my_module:function:higher (or :lower); else by the labels."),
+    typer.Option("--metric", help=f"{', '.join(METRICS)}, or my_module:metric, and :higher or :lower behind it."),
 ]
 StepName = Annotated[
     str | None,
-    typer.Option("--step", help="my_module:function of (model, batch), which returns the loss, for batches like no others."),
+    typer.Option("--step", help="my_module:step, called with (model, batch), returns the loss: for batches like no others."),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many runs of each, with seeds 0, 1, …")]
 Features = Annotated[

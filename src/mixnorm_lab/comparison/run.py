@@ -43,7 +43,7 @@ class Machine:
     team: Team = ALONE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compared:
     """What came out of runs.
 
@@ -78,6 +78,8 @@ class Compared:
     def __str__(self) -> str:
         told = [*self.answers, *([f"The report is {self.report}"] if self.report else [f"The records are in {self.folder}"])]
         return "\n".join(told)
+
+    __repr__ = __str__  # in a notebook, too
 
 
 def run(

@@ -536,6 +536,8 @@ class RunConfig:
             _one_of("loss", self.loss, LOSSES)
         if self.label_smoothing and (self.loss != CROSS_ENTROPY or self.step):
             raise ValueError(f"the {self.step or self.loss} spreads no labels: leave --label-smoothing out")
+        if self.compile and self.step:
+            raise ValueError(f"{self.step} calls the model itself: compile it there, and leave --compile out")
         whole = self.subset < 1 or self.subset == int(self.subset)
         _check(self.subset >= 0 and whole, "the subset", self.subset, "a whole number of samples, or a share below 1")
         _one_of("precision", self.precision, PRECISIONS)

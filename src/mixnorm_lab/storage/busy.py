@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 WAITED = 0.1  # the share of its time that a run's threads may wait for a core
+OTHERS = 0.05  # the share of all cores that others may use: a run's threads may also wait for each other
 LOAD = 1.25  # of the cores, where the system does not tell how long threads wait
 GPU_SHARE = 5  # % of a GPU's time that another process may use
-TASKS = Path("/proc/self/task")
+PROC = Path("/proc")
 
 
 class Watch:
@@ -30,36 +32,77 @@ class Watch:
 
     def start(self) -> None:
         """What comes before does not count."""
-        self._before = _scheduled()
-        self._since = time.time()
+        self._before = sample()
 
     def busy(self) -> bool:
         """Whether others were busy since the last call, as far as the system tells."""
-        before, since = self._before, self._since
+        before = self._before
         self.start()
-        others = self.device.type == "cuda" and _gpu_is_shared(self.device, since)
+        others = self.device.type == "cuda" and _gpu_is_shared(self.device, before.time)
         return self.shared or others or _cores_are_short(before, self._before)
 
 
-def _scheduled() -> tuple[int, int] | None:
-    """For how many nanoseconds this process's threads ran, and for how many they waited for a core. Linux alone says."""
-    ran = waited = 0
+@dataclass(frozen=True)
+class Sample:
+    """What a system has counted so far, in seconds; None where it does not tell.
+
+    Args:
+        time: by the clock.
+        ran, waited: how long the threads of this process ran, and waited for a core.
+        own: what this process and those that it started, such as workers of a loader, had of the cores.
+        all: what all processes had.
+    """
+
+    time: float
+    ran: float | None = None
+    waited: float | None = None
+    own: float | None = None
+    all: float | None = None
+
+
+def sample() -> Sample:
+    """What the system has counted until now. Linux alone tells all of it."""
     try:
-        for task in TASKS.iterdir():
+        tasks = list((PROC / "self/task").iterdir())
+        ran = waited = 0
+        workers = 0.0
+        for task in tasks:
             with suppress(OSError):  # it has ended
                 numbers = (task / "schedstat").read_text().split()
                 ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
+                workers += sum(map(_of_worker, (task / "children").read_text().split()))
+        ticks = [int(number) for number in (PROC / "stat").read_text().splitlines()[0].split()[1:9]]
+        used = sum(ticks) - ticks[3] - ticks[4]  # without idle cores, waiting for a disk or not
+        return Sample(time.time(), ran / 1e9, waited / 1e9, sum(os.times()[:4]) + workers, used / _TICKS)
     except (OSError, ValueError, IndexError):
-        return None
-    return ran, waited
+        return Sample(time.time())
 
 
-def _cores_are_short(before: tuple[int, int] | None, after: tuple[int, int] | None) -> bool:
-    if before is not None and after is not None:
-        ran, waited = (max(0, now - then) for now, then in zip(after, before, strict=True))
-        return waited > WAITED * (ran + waited)
+def _of_worker(process: str) -> float:
+    """What a process had of the cores, without those that it started."""
+    with suppress(OSError):
+        numbers = (PROC / process / "stat").read_text().rpartition(")")[2].split()
+        return (int(numbers[11]) + int(numbers[12])) / _TICKS
+    return 0.0
+
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+def _cores_are_short(before: Sample, after: Sample) -> bool:
+    cores = os.cpu_count() or 1
+
+    def since(name: str) -> float | None:
+        then, now = getattr(before, name), getattr(after, name)
+        return None if then is None or now is None else max(0.0, now - then)
+
+    ran, waited, own, everyone = map(since, ("ran", "waited", "own", "all"))
+    if ran is not None and waited is not None:
+        seconds = max(1e-3, after.time - before.time)
+        others = None if own is None or everyone is None else max(0.0, everyone - own) / (cores * seconds)
+        return waited > WAITED * (ran + waited) and (others is None or others > OTHERS)
     try:
-        return os.getloadavg()[0] > LOAD * (os.cpu_count() or 1)
+        return os.getloadavg()[0] > LOAD * cores
     except (OSError, AttributeError):  # Windows has no such number
         return False
 

@@ -252,6 +252,7 @@ def test_a_step_takes_batches_that_nothing_else_understands(mine):
         (["--loss", "{mine}:huge"], "has no function 'huge': it has build, loaders, huber, worst, step"),
         (["--metric", "{mine}:worst"], "is more of .*:worst better, or less"),
         (["--step", "{mine}:step", "--loss", "mse"], "--step returns the loss itself: leave --loss out"),
+        (["--step", "{mine}:step", "--compile"], ":step calls the model itself: compile it there, and leave --compile out"),
         (["--step", "step"], "--step step names no function of yours: write it as my_module:function"),
         (["--loss", "{mine}:build"], r"raised TypeError: build\(\) takes 0 positional arguments but 2 were given: mend it"),
         (["--label-smoothing", 0.1], "the mean squared error spreads no labels: leave --label-smoothing out"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from mixnorm_lab.storage import busy
-from mixnorm_lab.storage.busy import Watch
+from mixnorm_lab.storage.busy import Sample, Watch
 
 CPU = torch.device("cpu")
 
@@ -21,9 +21,12 @@ def work(seconds):
         sum(range(1000))
 
 
-@pytest.mark.skipif(not busy.TASKS.exists(), reason="this system does not tell how long threads wait")
-def test_threads_that_share_a_core_wait_for_it():
-    """Four processes on one core: whatever else this machine does, each gets a quarter of it."""
+@pytest.mark.skipif(busy.sample().waited is None, reason="this system does not tell how long threads wait")
+def test_threads_that_share_a_core_wait_for_it(monkeypatch):
+    """Four processes on one core: whatever else this machine does, each gets a quarter of it. They are taken for strangers,
+    and the core for all that there is."""
+    monkeypatch.setattr(busy, "_of_worker", lambda _: 0.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     cores = os.sched_getaffinity(0)
     core = {min(cores)}
     readers = []
@@ -46,23 +49,47 @@ def test_threads_that_share_a_core_wait_for_it():
             os.waitpid(child, 0)
 
 
-def scheduled(monkeypatch, *numbers):
-    told = iter(numbers)
-    monkeypatch.setattr(busy, "_scheduled", lambda: next(told))
+def counted(monkeypatch, *samples):
+    told = iter(samples)
+    monkeypatch.setattr(busy, "sample", lambda: next(told))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
 
 
-@pytest.mark.parametrize(("ran", "waited", "expected"), [(95, 5, False), (80, 20, True), (0, 0, False)])
-def test_a_machine_is_busy_where_threads_wait_for_a_tenth_of_their_time(ran, waited, expected, monkeypatch):
-    scheduled(monkeypatch, (1000, 500), (1000 + ran, 500 + waited))
+@pytest.mark.parametrize(
+    ("ran", "waited", "others", "expected"),
+    [(95, 5, 100, False), (80, 20, 100, True), (80, 20, 10, False), (0, 0, 100, False)],
+)
+def test_a_machine_is_busy_where_threads_wait_and_others_run(ran, waited, others, expected, monkeypatch):
+    """For a tenth of their time at least, while others have a twentieth of 400 seconds of all cores."""
+    counted(monkeypatch, Sample(0, 10, 5, 20, 500), Sample(100, 10 + ran, 5 + waited, 20 + ran, 500 + ran + others))
     assert Watch(CPU).busy() == expected
 
 
 def test_only_what_was_since_the_last_call_counts(monkeypatch):
-    scheduled(monkeypatch, (0, 0), (10, 90), (10, 90), (110, 91))
+    later = Sample(200, 110, 91, 110, 500)
+    counted(monkeypatch, Sample(0, 0, 0, 0, 0), Sample(100, 10, 90, 10, 400), Sample(100, 10, 90, 10, 400), later)
     watch = Watch(CPU)
     assert watch.busy()
     watch.start()
     assert not watch.busy()
+
+
+def test_workers_of_a_loader_are_no_others(monkeypatch):
+    """They are counted while they run, as they are when they have ended."""
+    before = busy.sample().own
+    child = os.fork()
+    if child == 0:
+        work(0.3)
+        time.sleep(30)
+        os._exit(0)
+    time.sleep(0.1)
+    until = time.monotonic() + 20
+    while busy.sample().own - before < 0.2:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    assert busy.sample().own - before >= 0.2
 
 
 @pytest.mark.parametrize(("load", "expected"), [(4.0, False), (6.0, True), (None, False)])
@@ -72,14 +99,13 @@ def test_the_load_counts_where_the_system_says_no_more(load, expected, monkeypat
             raise OSError
         return load, 0, 0
 
-    scheduled(monkeypatch, None, None)
+    counted(monkeypatch, Sample(0), Sample(1))
     monkeypatch.setattr(os, "getloadavg", average)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert Watch(CPU).busy() == expected
 
 
 def test_other_runs_beside_it_are_known(monkeypatch):
-    scheduled(monkeypatch, (0, 0), (10, 0))
+    counted(monkeypatch, Sample(0, 0, 0), Sample(1, 1, 0))
     assert Watch(CPU, shared=True).busy()
 
 
@@ -104,7 +130,7 @@ def test_another_process_on_the_gpu(samples, expected, monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="1234"))
-    scheduled(monkeypatch, (0, 0), (10, 0))
+    counted(monkeypatch, Sample(time.time(), 0, 0), Sample(time.time(), 1, 0))
     assert Watch(torch.device("cuda", 0)).busy() == expected
 
 
