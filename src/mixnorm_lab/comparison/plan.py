@@ -73,7 +73,7 @@ def comparison(
         device: that the runs are for; ``here`` is that of this process, which takes a first look at a user's project.
     """
     preset, files = preset_of(data, given, device, recipe, own, here)
-    name = "-".join(part.replace(":", ".").replace("<", "").replace(">", "") for part in (preset.data, preset.model))
+    name = "-".join(part.translate(str.maketrans(":/", "..", "<>")) for part in (preset.data, preset.model))
 
     def planned(preset: RunConfig) -> tuple[list[RunConfig], Path, str]:
         if norms is None:

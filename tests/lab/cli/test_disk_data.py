@@ -79,6 +79,13 @@ def test_a_run_of_a_table_with_every_way_to_evaluate(table):
     assert run.epochs[-1]["train_eval_error"] < 0.5
 
 
+def test_numbers_are_predicted_by_their_squared_error(table):
+    invoke("train", "--data", "t.csv", "--target", "a", "--layers", "hidden1", "--epochs", 4, *QUICK)
+    [run] = records.find(table.parent / "runs")
+    assert (run.config.loss, run.config.metric) == ("mean squared error", "mean squared error")
+    assert run.epochs[-1]["test_metric"] < 0.9  # 1 is what the mean of the training rows has
+
+
 def test_a_model_of_the_users_gets_the_shape_and_the_classes(table):
     (table.parent / "own_rows.py").write_text(
         "from torch import nn\n"
