@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mixnorm_lab.reports.model.comparison import compare
-from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, partner, values
+from mixnorm_lab.reports.model.groups import Family, Group, best, partner, reached
+from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, values
 from mixnorm_lab.reports.plots.panels import Panel, panels, styles
 from mixnorm_lab.reports.plots.style import BLUE, DASHES, FORMATS, LAYERS, STYLE, Picture, new_figure, save, slug
+from mixnorm_lab.tables import Measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,9 +51,7 @@ def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]
     return made + [errors(panel, key) for key in further if there(key)]
 
 
-TITLES = {
-    PLAIN: ("Test error", "test error in %"),
-    RECALIBRATED: ("Test error, statistics refilled", "test error in %"),
+TITLES = {  # of what runs are not judged by, which has its own
     "train_error": ("Training error", "training error in %"),
     "train_loss": ("Training loss", "training loss"),
     "test_loss": ("Test loss", "test loss"),
@@ -61,14 +60,14 @@ TITLES = {
 
 def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     """A number of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
-    title, axis_label = TITLES[key]
-    scale = 100.0 if key.endswith("error") else 1.0
+    measure = panel.groups[0].judged_by(key)
+    title, axis_label = TITLES.get(key, (measure.title, measure.axis_label))
     figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
     drawn, shaded = [], {}  # the words for what is shaded, each once
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not group.has(key):
             continue
-        x, all_values = _over_seeds(group, key, scale)
+        x, all_values = _over_seeds(group, key)
         if len(all_values) > 1:
             line = centre = all_values.mean(axis=0)
             deviation = all_values.std(axis=0, ddof=1)
@@ -81,7 +80,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         axis.plot(x, line, label=label, lw=1.6 if len(x) < 60 else 1.2, **style)
         axis.fill_between(x, centre - deviation, centre + deviation, color=style["color"], alpha=0.18, linewidth=0)
         drawn.append(line)
-    _limits(axis, drawn)
+    _limits(axis, drawn, falls=key not in (PLAIN, RECALIBRATED) or measure.shown_lower_is_better)
     _legend(figure, axis, panel)
     caption = f"Shaded: one standard deviation {' or '.join(shaded)}."
     if key == RECALIBRATED:
@@ -90,31 +89,35 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
 
 
 def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
-    """The lowest test error so far against steps or seconds, and where batch norm's best is reached."""
+    """The best so far against steps or seconds, and where batch norm's best is reached."""
+    measure = panel.groups[0].judged_by()
     name = "steps" if against == "steps" else "time"
     ends = [run.epochs[-1][against] for group in panel.groups for run in group.runs]
     unit, axis_label = _unit(against, max((end for end in ends if end is not None), default=0.0))
     title = f"Best so far against {name}: {panel.title}"
-    figure, axis = new_figure(title, axis_label, "lowest test error so far, %")
+    figure, axis = new_figure(title, axis_label, f"{measure.axis_label}, best so far")
     drawn: list[np.ndarray] = []
     dots: list[str] = []
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not (group.has(PLAIN) and group.has(against)):
             continue
-        x = _over_seeds(group, against, 1 / unit)[1].mean(axis=0)
-        best = np.fmin.accumulate(_over_seeds(group, PLAIN, 100.0)[1], axis=1)
-        axis.plot(x, best.mean(axis=0), label=label, **style)
-        if len(best) > 1:
-            low, high = best.mean(axis=0) - best.std(axis=0, ddof=1), best.mean(axis=0) + best.std(axis=0, ddof=1)
-            axis.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
-        drawn.append(best.mean(axis=0))
+        x = _over_seeds(group, against)[1].mean(axis=0) / unit
+        best_of = np.fmin if measure.shown_lower_is_better else np.fmax
+        so_far = best_of.accumulate(_over_seeds(group, PLAIN)[1], axis=1)
+        centre = so_far.mean(axis=0)
+        axis.plot(x, centre, label=label, **style)
+        if len(so_far) > 1:
+            spread_of = so_far.std(axis=0, ddof=1)
+            axis.fill_between(x, centre - spread_of, centre + spread_of, color=style["color"], alpha=0.18, linewidth=0)
+        drawn.append(centre)
         base = partner(group, panel.groups)
         if base is None:
             continue
-        made = compare(group, base)
-        when = made.steps if against == "steps" else made.seconds
-        assert made.base_best.mean is not None  # the base has test errors
-        level = 100 - made.base_best.mean
+        goal = Measured.over(best(run, measure) for run in base.runs).mean
+        if goal is None:
+            continue
+        level = measure.shown_value(goal)
+        when = Measured.over(epoch[against] if (epoch := reached(run, goal, measure)) else None for run in group.runs)
         if group is base:
             axis.axhline(level, color=BLUE, lw=0.9, ls=style["linestyle"], alpha=0.7, zorder=1)
         elif when.mean is not None:
@@ -123,10 +126,10 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
             axis.errorbar(
                 when.mean / unit, level, fmt="o", ms=6.5, color=style["color"], mec="white", mew=1, zorder=5, **spread
             )
-    _limits(axis, drawn, skip=8)
+    _limits(axis, drawn, skip=8, falls=measure.shown_lower_is_better)
     axis.set_xlim(left=0)
     _legend(figure, axis, panel)
-    caption = "Thin line: batch norm's best."
+    caption = "Thin line: batch norm's best, in the mean over its seeds."
     if dots:
         who = "mixture norm" if all(group.config.norm is None for group in panel.groups) else "another norm"
         caption += f" Dot: where {who} gets there{max(dots)}."
@@ -191,10 +194,14 @@ def _components_map(title: str, layers: list[str], x: np.ndarray, used: np.ndarr
     return f"A row is a mixture norm, from {layers[0]} above to {layers[-1]} below.", figure
 
 
-def _over_seeds(group: Group, key: str, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs (E,) and values (runs, E), as long as the shortest run."""
+def _over_seeds(group: Group, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs (E,) and values (runs, E), as long as the shortest run; errors in %."""
     count = min(len(run.epochs) for run in group.runs)
     x = np.array([epoch["epoch"] for epoch in group.runs[0].epochs[:count]])
+    if key in (PLAIN, RECALIBRATED):
+        measure = group.judged_by(key)
+        return x, np.array([measure.shown(run)[:count] for run in group.runs])
+    scale = 100.0 if key.endswith("error") else 1.0
     return x, np.array([values(run, key, scale)[:count] for run in group.runs])
 
 
@@ -215,7 +222,7 @@ def _unit(against: str, largest: float) -> tuple[float, str]:
     )
 
 
-def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
+def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20, falls: bool = True) -> None:
     """Errors that fall by a large factor stand on a logarithmic axis; others without the first, steepest 1/skip."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -224,6 +231,11 @@ def _limits(axis: Any, lines: Sequence[np.ndarray], skip: int = 20) -> None:
     if not there:
         return
     low, high = min(line.min() for line in there), max(line.max() for line in there)
+    if not falls:
+        low = min(line[len(line) // skip] for line in there)
+        margin = 0.04 * (high - low) or 1.0
+        axis.set_ylim(low - margin, high + margin)
+        return
     if low > 0 and high / low > 6:
         axis.set_yscale("log")
         axis.set_ylim(low / 1.15, high * 1.15)

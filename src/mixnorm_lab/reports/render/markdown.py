@@ -21,7 +21,7 @@ def build(report: Report, folder: Path, pictures: str = "png") -> str:
 
 
 def _section(section: Section, pictures: Path, folder: Path, kind: str) -> list[str]:
-    lines = [f"## {escape_markdown(section.title)}"]
+    lines = [f"## {escape_markdown(section.title)}"] if section.title else []
     for text in (*section.said, *map(escape_markdown, section.text)):
         lines += ["", text]
     for table in section.tables:
