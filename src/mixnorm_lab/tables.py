@@ -80,6 +80,7 @@ class Column:
         unit: follows each number, such as "%".
         missing: what stands where no run has the number.
         counted: whether each mean says of how many runs it is.
+        floor: what is less is written as less than this, for it says no more.
     """
 
     key: str
@@ -89,6 +90,7 @@ class Column:
     missing: str = "—"
     numeric: bool = True
     counted: bool = False
+    floor: float | None = None
 
     def text(self, value: Value) -> str:
         """A cell without the paper's number."""
@@ -114,7 +116,7 @@ class Column:
             )
             return short if value.n else self.missing
         text = self._number(value.mean)
-        text = text if text.startswith("−") else f"+{text}"
+        text = text if text.startswith(("−", "<")) else f"+{text}"
         if value.low is not None and value.high is not None:
             text += f" [{self._number(value.low, unit='')}, {self._number(value.high, unit='')}]"
         return f"{text}, n {value.n}" + (f" and {value.base_n}" if value.base_n != value.n else "")
@@ -136,6 +138,8 @@ class Column:
         return f"{text}, {difference if difference.startswith('−') else f'+{difference}'}"
 
     def _number(self, value: float, unit: str | None = None) -> str:
+        if self.floor is not None and value < self.floor:
+            return f"<{self._number(self.floor, unit)}"
         text = f"{value:,.{self.digits}f}"
         if not float(text.replace(",", "")):
             text = text.removeprefix("-")  # −0.00
@@ -244,7 +248,9 @@ def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:
     text, paper = column.text(value), column.paper(value)
     if column.numeric:
         text = text.replace(" ± ", spread).replace(" in ", "\nin ")
-        text = text.replace(" [", "\n[").replace("], n ", "]\nn ")
+        text = text.replace(" [", "\n[").replace(", n ", "\nn ")
+        if isinstance(value, Difference) and spread.startswith("\n"):
+            text = text.replace(", ", ",\n")
     return text, f"\n{paper}" if paper else ""
 
 

@@ -61,7 +61,7 @@ TITLES = {  # of what runs are not judged by, which has its own
 def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     """A number of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
     measure = panel.groups[0].judged_by(key)
-    title, axis_label = TITLES.get(key, (measure.title, measure.axis_label))
+    title, axis_label = TITLES[key] if key in TITLES else (measure.title, measure.axis_label)
     figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
     drawn, shaded = [], {}  # the words for what is shaded, each once
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):

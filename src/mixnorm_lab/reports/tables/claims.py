@@ -23,10 +23,10 @@ def claims(family: Family, key: str = PLAIN) -> Table:
         text_column("end_is", "which is"),
         Column("best", "by the largest, as in the paper"),
         text_column("best_is", "which is"),
-        Column("saved", "% fewer steps to batch norm's largest", digits=0, missing="never there"),
+        Column("saved", "% fewer steps to batch norm's largest", digits=0, missing="never there", floor=-999),
         Column("average", "over the training"),
         Column("unsteady", "deviation within 10 epochs"),
-        Column("loss", "training loss", digits=3),
+        Column("loss", "train loss", digits=3),
     ]
     rows = []
     for made in comparisons(family, key):

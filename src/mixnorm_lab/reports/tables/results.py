@@ -51,7 +51,7 @@ def ends(family: Family, key: str = PLAIN, *, paper: bool = True) -> Table:
         Column("best", f"{measure.best_word}{unit}", measure.digits),
         Column("average", f"all epochs{unit}", measure.digits),
         Column("unsteady", "± within 10 epochs", measure.digits),
-        Column("train_loss", "training loss", digits=3),
+        Column("train_loss", "train loss", digits=3),
         Column("train_eval_loss", "loss of training images, evaluated", digits=3),
         Column("step_ms", "ms a step", digits=2),
     ]
@@ -115,10 +115,10 @@ def steps(family: Family, key: str = PLAIN) -> Table:
         Column("target", "target", max(0, measure.digits - 1), measure.unit),
         Column("steps", "steps", digits=0, missing="never"),
         Column("base_steps", "batch norm's", digits=0, missing="never"),
-        Column("fewer", "fewer steps, %", digits=0, missing="never"),
+        Column("fewer", "fewer steps, %", digits=0, missing="never", floor=-999),
         text_column("verdict", "which is"),
         Column("seconds", "seconds", digits=1, missing="never"),
-        Column("less_time", "less time, %", digits=0, missing="never"),
+        Column("less_time", "less time, %", digits=0, missing="never", floor=-999),
     ]
     rows: list[dict[str, Value]] = []
     made = comparisons(family, key)
@@ -127,8 +127,8 @@ def steps(family: Family, key: str = PLAIN) -> Table:
         rows += [row for one in beside for row in _target_rows(one)]
         rows += _placebo_rows(beside[0], len({id(one.base) for one in made}) > 1)
     notes = [
-        "Targets are what batch norm's mean curve has after a tenth, a fifth, a third and a half of the training: fixed before "
-        "any other norm is looked at. Fewer and less are of geometric means; a minus sign is more."
+        "Targets are what batch norm's mean curve has after a tenth, a fifth, a third and a half of the training: fixed "
+        "before any other norm is looked at. Fewer and less are of geometric means; a minus sign is more."
     ]
     notes += [PLACEBO] * any(len(one.base.runs) > 1 for one in made)
     notes += [BUSY] * any(one.busy for one in made)
@@ -140,7 +140,7 @@ def steps_in_short(family: Family, key: str = PLAIN) -> Table:
     measure = family.judged_by(key)
     made = comparisons(family, key)
     columns = [RUN, *(text_column(str(i), heading) for i, heading in enumerate(("a tenth", "a fifth", "a third", "half")))]
-    number = Column("", "", digits=0)
+    number = Column("", "", digits=0, floor=-999)
     rows: list[dict[str, Value]] = []
     for base in {id(one.base): one for one in made}.values():
         goals = base.targets
