@@ -164,6 +164,10 @@ class Table:
         kept = [column for column in self.columns if any(row.get(column.key) not in (None, "") for row in self.rows)]
         return Table(self.title, kept, self.rows, self.notes)
 
+    def without(self, *keys: str) -> Table:
+        kept = [column for column in self.columns if column.key not in keys]
+        return Table(self.title, kept, self.rows, self.notes)
+
     def markdown(self) -> str:
         def line(cells: Iterable[str]) -> str:
             return f"| {' | '.join(cells)} |"
@@ -251,6 +255,7 @@ def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:
         text = text.replace(" [", "\n[").replace(", n ", "\nn ")
         if isinstance(value, Difference) and spread.startswith("\n"):
             text = text.replace(", ", ",\n")
+        text = text.replace(" and ", "\u00a0and\u00a0")  # which is not parted
     return text, f"\n{paper}" if paper else ""
 
 

@@ -61,7 +61,8 @@ TITLES = {  # of what runs are not judged by, which has its own
 def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     """A number of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
     measure = panel.groups[0].judged_by(key)
-    title, axis_label = TITLES[key] if key in TITLES else (measure.title, measure.axis_label)
+    judged = key in (PLAIN, RECALIBRATED)
+    title, axis_label = (measure.title, measure.axis_label) if judged else TITLES[key]
     figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
     drawn, shaded = [], {}  # the words for what is shaded, each once
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
@@ -80,7 +81,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         axis.plot(x, line, label=label, lw=1.6 if len(x) < 60 else 1.2, **style)
         axis.fill_between(x, centre - deviation, centre + deviation, color=style["color"], alpha=0.18, linewidth=0)
         drawn.append(line)
-    _limits(axis, drawn, falls=key not in (PLAIN, RECALIBRATED) or measure.shown_lower_is_better)
+    _limits(axis, drawn, falls=not judged or measure.shown_lower_is_better)
     _legend(figure, axis, panel)
     caption = f"Shaded: one standard deviation {' or '.join(shaded)}."
     if key == RECALIBRATED:

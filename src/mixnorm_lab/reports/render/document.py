@@ -31,11 +31,18 @@ from mixnorm_lab.tables import Table
 FINDINGS = "findings.md"  # beside the records: what people say of them, under the titles of the sections
 TITLE = "Mixture norm, measured again"
 FORMAT = "svg"  # small, and the same bytes each time
+ELSEWHERE = ("above", "verdict", "step_ms")  # what other tables of a section have, or runs that had the GPU for themselves
 KINDS = (PLAIN, RECALIBRATED)  # the curves that are shown
 FIRST = ("best-cifar100-recalibrated-error", "averaged-cifar100-test-error", "densities-conv3-norm")  # on the first page
 PICTURES, LIMITS, PAGES = "Three pictures", "Limits", "Where the rest is"
 METHOD, DEVIATIONS, EVERY_RUN = "How it was measured", "Every deviation from the paper", "Every run"
 INSIDE, COST, GENERATORS = "Inside the training", "What it costs", "Generators"
+MODELS = {
+    "cifar-cnn": "CIFAR CNN",
+    "densenet-40-12": "DenseNet-40",
+    "inception-v3": "Inception-V3",
+    "resnet-18": "ResNet-18",
+}  # as a heading names them
 # Runs in a folder of this name had the device for themselves: their seconds count, and their other numbers stand elsewhere.
 ALONE, BY_ITSELF = "alone", "Seconds of runs that had the GPU for themselves"
 
@@ -143,15 +150,18 @@ def _of_models(
     pages = []
     for model, found in by_model.items():
         names = {picture.name for family in found for picture in _curves_of(family, drawn)}
-        sections = [_measured(family, [drawn[name] for name in sorted(names)]) for family in found if not family.validation]
+        causes = [expectations.causes(family) for family in found if family.side_by_side]
+        sections = [Section(table.title, tables=(table,)) for table in causes if table.rows]
+        sections += [_measured(family, [drawn[name] for name in sorted(names)]) for family in found if not family.validation]
         sections += [_measured(family, ()) for family in found if family.validation]
         if evaluations and any(row.experiment in catalog.EXPERIMENTS for row in evaluations) and _is_of(model, evaluations):
             table = inference.table(evaluations)
             sections.append(Section(inference.TITLE, tables=(table,), commands=inference.commands(evaluations)))
         for family in groups.families(record for record in alone if record.config.model == model):
             sections.append(Section(BY_ITSELF, tables=(_bare(ends(family)),), commands=commands(family)))
-        sections.append(Section(f"{INSIDE}: {model}", pictures=tuple(inside.get(model, ()))))
-        pages.append(Page(f"{slug(model)}.md", model, tuple(sections)))
+        title = MODELS.get(model, model)
+        sections.append(Section(f"{INSIDE}: {title}", pictures=tuple(inside.get(model, ()))))
+        pages.append(Page(f"{slug(title)}.md", title, tuple(sections)))
     return pages
 
 
@@ -169,16 +179,14 @@ def _curves_of(family: Family, drawn: Mapping[str, Picture]) -> list[Picture]:
 def _measured(family: Family, pictures: Iterable[Picture]) -> Section:
     """What did not finish has its accuracies here, but its end is not compared with that of a whole training."""
     done = replace(family, groups=tuple(group for group in family.groups if group.finished))
-    tables = [provenance.with_evaluation(_bare(ends(done, paper=not family.validation)), done)]
-    tables += [claims.claims(done)]
-    if any(group.has(RECALIBRATED) for group in family.groups):
-        tables += [claims.claims(done, RECALIBRATED), steps_in_short(done, RECALIBRATED)]
-    tables.append(steps_in_short(done))
+    tables = [provenance.with_evaluation(_bare(ends(done, paper=not family.validation)), done).without(*ELSEWHERE)]
+    refilled = any(group.has(RECALIBRATED) for group in family.groups)
+    tables += [claims.claims(done), claims.claims(done, RECALIBRATED)]
+    if not family.validation:
+        tables += [steps_in_short(done, RECALIBRATED), steps_in_short(done)]
     if not family.side_by_side:
-        tables += [_bare(by_quarters(family, paper=not family.validation))]
-        if any(group.has(RECALIBRATED) for group in family.groups):
-            tables += [_bare(by_quarters(family, RECALIBRATED))]
-            tables += [claims.early_lead(family), claims.staleness(family)]
+        tables += [_bare(by_quarters(family, paper=not family.validation)), _bare(by_quarters(family, RECALIBRATED))]
+        tables += [claims.early_lead(family), claims.staleness(family)] if refilled else []
     names = tuple(panel for group in family.groups for panel in catalog.panels_of(group.name))
     ours = tuple(one for one in pictures if any(one.name.startswith(f"{slug(panel)}-") for panel in names))
     notes = () if family.side_by_side else tuple(note for note in seed_notes(family) if not note.startswith("Mean ±"))
@@ -211,7 +219,7 @@ def _of_generators(
 def _method(families: Sequence[Family], generators: Sequence[Family], records: Sequence[Record]) -> Page:
     cut = details.unfinished([*families, *generators])
     every = (*details.runs(families), *([cut] if cut.rows else []), details.environments(records))
-    deviations = Section(DEVIATIONS, tables=(provenance.deviations(families),))
+    deviations = Section(DEVIATIONS, tables=(provenance.deviations([*families, *generators]),))
     return Page("method.md", METHOD, (Section(METHOD), deviations, Section(EVERY_RUN, tables=every)))
 
 

@@ -33,9 +33,10 @@ def claims(family: Family, key: str = PLAIN) -> Table:
         told = paper_speed(made.group, made.base) if key == PLAIN else {}
         row: dict[str, Value] = {"run": made.group.label, "end": made.end, "end_is": verdict(made.end)}
         largest = replace(made.best, paper=told.get("gain"))
-        row |= {"best": largest, "best_is": verdict(largest), "average": made.average, "loss": made.loss}
+        row |= {"best": largest, "best_is": verdict(largest), "average": made.average}
         row["unsteady"] = made.unsteady if made.unsteady.mean is not None else None
         if key == PLAIN:
+            row["loss"] = made.loss
             said = told.get("fewer")
             row["saved"] = as_in_the_paper(made.group, made.base, said if isinstance(said, (int, float)) else None)
         rows.append(row)

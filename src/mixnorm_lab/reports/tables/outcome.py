@@ -39,10 +39,13 @@ class Evaluated:
 
     @property
     def shown(self) -> list[tuple[Table, ...]]:
-        """What a terminal shows of these: of norms side by side the first table alone."""
-        pairs = zip(self.families, self.tables, strict=True)
-        shown = [tables[:1] if family.side_by_side else tables[:2] for family, tables in pairs]
-        return [tuple(table for table in tables if table.rows) for tables in shown]
+        """What a terminal has room for: of norms side by side the first table alone."""
+        shown = []
+        for family, (first, second, _) in zip(self.families, self.tables, strict=True):
+            left_out = ("average", "unsteady", *(["best"] if family.side_by_side else []))
+            tables = (first.without(*left_out), *([] if family.side_by_side else [second]))
+            shown.append(tuple(table for table in tables if table.rows))
+        return shown
 
 
 @dataclass(frozen=True)

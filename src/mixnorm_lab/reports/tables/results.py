@@ -30,6 +30,7 @@ INTERVAL = (
     "In brackets: Welch's 95% interval of the difference over all seeds. n: the seeds of the norm and, if not as many, of "
     'batch norm. "Which is" counts all rows of its column (Holm\'s correction); "cannot tell" is what chance would do.'
 )
+EVALUATED = "The evaluated train loss is of training images without crops and flips, by the norms in evaluation."
 PLACEBO = (
     "Batch norm, other seed: how far apart two seeds of batch norm are, in the mean over all pairs that got there. "
     "A saving of that size needs no better norm."
@@ -52,7 +53,7 @@ def ends(family: Family, key: str = PLAIN, *, paper: bool = True) -> Table:
         Column("average", f"all epochs{unit}", measure.digits),
         Column("unsteady", "± within 10 epochs", measure.digits),
         Column("train_loss", "train loss", digits=3),
-        Column("train_eval_loss", "loss of training images, evaluated", digits=3),
+        Column("train_eval_loss", "the same, evaluated", digits=3),
         Column("step_ms", "ms a step", digits=2),
     ]
     rows = []
@@ -73,6 +74,7 @@ def ends(family: Family, key: str = PLAIN, *, paper: bool = True) -> Table:
             row |= {"above": found[id(group)].end, "verdict": verdict(found[id(group)].end)}
         rows.append(row)
     notes = [INTERVAL] if any(row.get("above") for row in rows) else []
+    notes += [EVALUATED] * any(row.get("train_eval_loss") for row in rows)
     notes += [f"{measure.name[:1].upper()}{measure.name[1:]}: {measure.metric.better} is better."] * (
         not measure.is_accuracy
     )
@@ -100,7 +102,8 @@ def by_quarters(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
             said = theirs.get(epoch, said_best if epoch == family.epochs else None)
             row[f"after {epoch}"] = Measured.over((best(run, measure, epoch) for run in group.until(epoch)), said)
         row["rate"] = _rate(group) if len({_rate(other) for other in family.groups}) > 1 else None
-        rows.append(row)
+        if any(isinstance(value, Measured) and value.mean is not None for value in row.values()):
+            rows.append(row)
     word, name = measure.best_word.capitalize(), f"test {measure.name}" if measure.is_accuracy else measure.name
     unit = f" in {measure.unit}" if measure.unit else ""
     notes = [*seed_notes(family), *(paper_notes(family) if paper and key == PLAIN else [])]

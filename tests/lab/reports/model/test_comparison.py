@@ -12,7 +12,6 @@ from mixnorm_lab.reports.tables import claims, cost, details, results
 from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.tables import Difference
 
-
 ACCURACY = measure_of(config())
 
 

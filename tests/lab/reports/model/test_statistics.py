@@ -77,7 +77,7 @@ def test_the_seeds_that_a_difference_takes_are_the_published_ones(size, seeds):
 
 
 def test_few_seeds_are_taken_to_know_their_spread_badly():
-    """Two seeds of each norm with a deviation of one, of which 17 are needed: four times out of five no fewer are asked for."""
+    """Two seeds of each norm with a deviation of one, where 17 are needed: four times out of five no fewer are asked for."""
     generator = np.random.default_rng(1)
     enough = 0
     for _ in range(200):
