@@ -76,7 +76,8 @@ def test_names_and_numbers_stay_in_one_piece_in_a_terminal(width):
     made = [record(config(name, 20, seed, MIXTURE if name == names[1] else None), curve(20, 0.9, 0.1 + seed / 20, 8, 0, 0))
             for name in names for seed in (0, 1)]  # fmt: skip
     [family] = groups.families(made)
-    for table in (results.by_quarters(family), results.ends(family).without("average", "unsteady"))[: 2 if width >= 80 else 1]:
+    shown = results.by_quarters(family), results.ends(family).without("average", "unsteady")
+    for table in shown[: 2 if width >= 80 else 1]:
         console.print(table.rich(width))
         text = console.export_text()
         assert all(len(line) <= width for line in text.splitlines())
@@ -87,7 +88,7 @@ def test_names_and_numbers_stay_in_one_piece_in_a_terminal(width):
             for column in table.columns:
                 if column.numeric:
                     number = column.text(row.get(column.key)).replace(" ± ", "±").split(" in ")
-                    lines = r"(?=±)|(?<=,) |(?= \[)" if width < 100 else r"(?= \[)|(?<=\],) "  # which may be parted
+                    lines = r"(?=±)|(?<=,) |(?= \[)" if width < 100 else r"(?= \[)|(?<=\],) "
                     parts = [part.strip() for piece in number for part in re.split(lines, piece)]
                     assert all(part.rstrip(",") in text for part in parts)
 

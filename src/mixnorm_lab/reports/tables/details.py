@@ -47,7 +47,7 @@ def _runs(families: Sequence[Family], named: bool) -> Table:
     columns = [
         RUN, Column("seed", "seed", digits=0), Column("epochs", "epochs", digits=0),
         Column("end", f"{measure.name} in the end", measure.digits, measure.unit),
-        Column("best", f"{measure.best_word}", measure.digits, measure.unit), Column("best_epoch", "in epoch", digits=0),
+        Column("best", measure.best_word, measure.digits, measure.unit), Column("best_epoch", "in epoch", digits=0),
         Column("refilled", "in the end, statistics refilled", measure.digits, measure.unit),
         text_column("training", "training"), text_column("all", "in all"), text_column("folder", "folder"),
     ]  # fmt: skip
