@@ -139,13 +139,11 @@ def test_the_same_command_again_trains_nothing_and_says_the_same(compared, copie
     assert (found["folder"], found["report"]) == (str(folder), str(folder / "report.html"))
     assert " ".join(found["answers"]) in " ".join(result.stdout.split())
     assert "mixture-norm seed 1: finished" in again.stderr
-    [accuracies, speed] = found["tables"]
+    [ended, steps] = found["tables"]
     errors = [record.epochs[-1]["test_error"] for record in records.find(folder / "batch-norm")]
-    best = max(
-        accuracies["rows"][0][column]["mean"] for column in accuracies["columns"] if column.startswith("after ")
-    )  # fmt: skip
-    assert best >= 100 * (1 - sum(errors) / 2) - 1e-9
-    assert [row["run"] for row in speed["rows"]] == ["batch-norm", "mixture-norm"]
+    assert ended["rows"][0]["end"]["mean"] == pytest.approx(100 * (1 - sum(errors) / 2))  # of fewer than ten epochs, the last
+    assert [row["run"] for row in ended["rows"]] == ["batch-norm", "mixture-norm"]
+    assert {row["run"] for row in steps["rows"]} == {"mixture-norm", "batch norm, other seed"}
 
 
 def test_a_folder_is_of_its_settings_and_more_seeds_add_to_it(users, tmp_path, no_pictures):
