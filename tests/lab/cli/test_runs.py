@@ -141,7 +141,7 @@ def test_the_same_command_again_trains_nothing_and_says_the_same(compared, copie
     assert "mixture-norm seed 1: finished" in again.stderr
     [ended, steps] = found["tables"]
     errors = [record.epochs[-1]["test_error"] for record in records.find(folder / "batch-norm")]
-    assert ended["rows"][0]["end"]["mean"] == pytest.approx(100 * (1 - sum(errors) / 2))  # of fewer than ten epochs, the last
+    assert ended["rows"][0]["end"]["mean"] == pytest.approx(100 * (1 - sum(errors) / 2))  # the last epoch
     assert [row["run"] for row in ended["rows"]] == ["batch-norm", "mixture-norm"]
     assert {row["run"] for row in steps["rows"]} == {"mixture-norm", "batch norm, other seed"}
 

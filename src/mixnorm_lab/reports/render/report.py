@@ -180,7 +180,7 @@ def _key_numbers(way: Evaluated) -> tuple[tuple[str, str], ...]:
         what = f"{measure.points} of {measure.name}" if measure.points else f"of {measure.name}"
         found.append((measure.text(end.mean, signed=True), f"{what} in the end{sure}"))
     if target is not None and target.fewer.mean is not None:
-        word = "fewer" if target.fewer.mean >= 0 else "more"
+        word = "fewer" if target.fewer.mean >= 0.5 else "more" if target.fewer.mean <= -0.5 else "difference in"
         goal = f"{target.value:.{max(0, measure.digits - 1)}f}{measure.unit}"
         sure = "" if target.fewer.sure else ", which may be chance"
         found.append((f"{abs(target.fewer.mean):.0f}%", f"{word} steps to {goal}{sure}"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model.comparison import Comparison, as_in_the_paper, compare, placebo, verdict
-from mixnorm_lab.reports.model.generators import DISTANCE, lowest, paper_fid
+from mixnorm_lab.reports.model.generators import DISTANCE, lowest_distances, paper_fid
 from mixnorm_lab.reports.model.groups import Family, Group, last_value, quarters
 from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, values
 from mixnorm_lab.reports.model.paper import paper_speed
@@ -42,11 +42,12 @@ def expected(families: Sequence[Family], generators: Sequence[Family]) -> Table:
         for made in _shown(family):
             where = family.title.removesuffix(", on held-out training images")
             rows.append({"where": where + " (held-out)" * bool(family.validation), "norm": name_of(made.group)})
-            rows[-1] |= {"base": made.base_ended, "ours": made.ended, "gain": made.end} | _half_way(made)
+            rows[-1] |= {"base": made.base_ended, "ours": made.ended, "gain": made.end}
+            rows[-1] |= _half_way(made)
     for family in generators:
         for group, base in compared(family):
             if group.has(DISTANCE) and base.has(DISTANCE):
-                ours, theirs = distances(group), distances(base)
+                ours, theirs = lowest_distances(group), lowest_distances(base)
                 rows.append({"where": f"{family.model} on {family.data}, lowest distance", "norm": name_of(group)})
                 rows[-1] |= {"base": Measured.over(theirs), "ours": Measured.over(ours), "gain": difference(ours, theirs)}
     for row, found in zip(rows, holm([_difference(row["gain"]) for row in rows]), strict=True):
@@ -92,11 +93,6 @@ def _half_way(made: Comparison) -> dict[str, Value]:
 def _difference(value: Value) -> Difference:
     assert isinstance(value, Difference)
     return value
-
-
-def distances(group: Group) -> list[float | None]:
-    """The lowest distance of each generator."""
-    return [None if (epoch := lowest(run)) is None else epoch[DISTANCE] for run in group.runs]
 
 
 # The paper's claims
@@ -167,7 +163,7 @@ def _measured(claim: Claim, group: Group, base: Group) -> Difference:
         return early(group, base, RECALIBRATED if "refilled" in claim.kind else PLAIN, quarters(group.config.epochs)[0])
     if claim.kind == "distance":
         ours, theirs = (paper_fid(one).get("fid") for one in (group, base))
-        return fewer(distances(group), distances(base), 100 * (1 - ours / theirs) if ours and theirs else None)
+        return fewer(lowest_distances(group), lowest_distances(base), 100 * (1 - ours / theirs) if ours and theirs else None)
     made = compare(group, base)
     return made.unsteady if claim.kind == "unsteady" else replace(made.best, paper=said.get("gain"))
 

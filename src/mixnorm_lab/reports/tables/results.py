@@ -88,8 +88,9 @@ def by_quarters(family: Family, key: str = PLAIN, paper: bool = True) -> Table:
     measure = family.judged_by(key)
     at = quarters(family.epochs)
     columns = [RUN, SEEDS]
+    cut_off = any(group.cut_off for group in family.groups)  # which count for the quarters that they passed
     columns += [
-        Column(f"after {epoch}", f"{part}%, epoch {epoch}", measure.digits)
+        Column(f"after {epoch}", f"{part}%, epoch {epoch}", measure.digits, counted=cut_off)
         for part, epoch in zip((25, 50, 75, 100), at, strict=True)
     ]
     columns += [text_column("mixture", "layers, K, EM iter."), text_column("rate", "learning rate, weight decay")]
