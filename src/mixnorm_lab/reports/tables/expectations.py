@@ -15,7 +15,7 @@ from mixnorm_lab.reports.model.groups import Family, Group, last_value, quarters
 from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, values
 from mixnorm_lab.reports.model.paper import paper_speed
 from mixnorm_lab.reports.model.statistics import difference, fewer, holm
-from mixnorm_lab.reports.tables.claims import compared, early
+from mixnorm_lab.reports.tables.claims import chance, compared, early
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Column, Difference, Measured, Table, Value, text_column
 
@@ -151,6 +151,9 @@ def confirmed(families: Sequence[Family], generators: Sequence[Family]) -> Table
         paper = ours.paper if isinstance(ours.paper, (int, float)) else None
         wanted = -1 if claim.kind == "unsteady" else 1
         rows.append({"claim": claim.text, "paper": paper, "ours": replace(ours, paper=None), "verdict": judge(ours, wanted)})
+        if claim.kind == "steps":
+            rows.append({"claim": "the same by another seed of batch norm, %", "ours": chance(pairs[claim.experiment][1])})
+            rows[-1]["verdict"] = "what chance does"
     return Table(CONFIRMED, columns, rows, (RULE,))
 
 

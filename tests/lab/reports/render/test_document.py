@@ -5,6 +5,7 @@ import gzip
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from record_helpers import MIXTURE, config, epoch, record
 
@@ -14,7 +15,7 @@ from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.measure import PLAIN
 from mixnorm_lab.reports.render import document
 from mixnorm_lab.reports.render.commands import commands
-from mixnorm_lab.reports.tables import claims, expectations, provenance
+from mixnorm_lab.reports.tables import claims, expectations, provenance, results
 from mixnorm_lab.storage import records
 from mixnorm_lab.tables import Difference
 
@@ -33,7 +34,8 @@ def family(bn, mn, **changes):
 
 def test_claims_by_hand():
     found = family([[0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.3]], [[0.4, 0.2, 0.2, 0.1], [0.6, 0.5, 0.3, 0.25]])
-    [row] = claims.claims(found).rows
+    row, chance = claims.claims(found).rows
+    assert chance == {"run": "bn, other seed", "saved": "0 in 1 of 2 pairs"}
     assert row["end"].mean == pytest.approx(82.5 - 75)
     assert row["best"].mean == pytest.approx(82.5 - 75)
     assert row["saved"].mean == pytest.approx(100 * (1 - (2 * 4 / (4 * 3)) ** 0.5))  # to 75%, and to batch norm's own best
@@ -60,6 +62,24 @@ def test_claims_by_hand():
 )
 def test_the_rule_of_the_verdicts(mean, low, high, sure, paper, verdict):
     assert expectations.judge(Difference(mean, low, high, sure=sure, paper=paper)) == verdict
+
+
+def test_chance_gets_to_a_best_sooner_as_well():
+    """Three seeds with the bests 80, 80 and 70% after 4, 3 and 2 epochs: of six pairs, four get there."""
+    found = family([[0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.2, 0.2], [0.5, 0.3, 0.4, 0.4]], [[0.5, 0.4, 0.3, 0.2]])
+    expected = [100 * (1 - ours / theirs) for ours, theirs in ((3, 4), (4, 3), (3, 2), (3, 2))]
+    told = claims.placebo_in_the_paper(found.groups[0])
+    assert (told.mean, told.n, told.of) == (pytest.approx(np.mean(expected)), 4, 6)
+    assert claims.claims(found).rows[-1]["saved"].endswith(" in 4 of 6 pairs")
+
+
+def test_fewer_steps_in_short_have_a_row_of_chance():
+    errors = [[0.5, 0.4, 0.3, 0.2], [0.5, 0.45, 0.3, 0.2]]
+    found = results.steps_in_short(family(errors, [[0.4, 0.2, 0.15, 0.1]] * 2))
+    base, chance, ours = ([row[str(i)] for i in range(2)] for row in found.rows)
+    assert base == ["50.0%: 195 ± 0", "57.5%: 488 ± 138"]
+    assert chance == ["±0 in 1 pair", "±33 in 1 pair"]
+    assert ours == ["+0, n 2", "+59 [−437, 97], n 2"]
 
 
 def test_what_to_expect_says_what_chance_does():
