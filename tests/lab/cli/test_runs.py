@@ -125,7 +125,7 @@ def test_a_comparison_ends_with_tables_and_the_path_of_the_report(compared):
     for norm in ("batch-norm", "mixture-norm"):
         assert re.search(rf"^{norm} +\d", tables, re.MULTILINE)
     assert "Steps to fixed targets" in tables
-    assert re.search(r"Mixture norm (is (better|worse) than|cannot be told from) batch norm", tables)
+    assert re.search(r"Mixture norm (is (better|worse) than|cannot be told apart from) batch norm", tables)
 
 
 def test_the_same_command_again_trains_nothing_and_says_the_same(compared, copied, no_pictures):

@@ -63,9 +63,9 @@ def _ended(made: Comparison, named: bool) -> str:
     if end.sure:
         verb = f"is {'better' if _gain(made) > 0 else 'worse'} than batch norm"
     elif min(end.n, end.base_n) < 2:
-        verb = "cannot be told from batch norm by one seed"
+        verb = "cannot be told apart from batch norm with one seed"
     else:
-        verb = "cannot be told from batch norm by these seeds"
+        verb = "cannot be told apart from batch norm with these seeds"
     return f"{who(made, named)} {verb}: {values}, {_apart(made)} ({_seeds(end)}; {_epochs(made)})."
 
 
@@ -100,7 +100,7 @@ def _epochs(made: Comparison) -> str:
 def _sooner(made: Comparison) -> str:
     target = made.furthest
     if target is None or target.steps.mean is None or target.base_steps.mean is None:
-        return f"No level of batch norm's first half was reached by every run. {BUSY if made.busy else ''}".rstrip()
+        return f"Not every run reached what batch norm reaches in the first half. {BUSY if made.busy else ''}".rstrip()
     goal = f"{target.value:.{max(0, made.measure.digits - 1)}f}{made.measure.unit}"
     goal = goal if made.measure.unit else f"a {made.measure.name} of {goal}"
     counts = f"({target.steps.mean:,.0f} instead of {target.base_steps.mean:,.0f})"
@@ -145,7 +145,7 @@ def _more_seeds(made: Comparison) -> str:
         return "" if min(end.n, end.base_n) > 1 else "More seeds would tell (--seeds 5)."
     if needed <= min(end.n, end.base_n):
         return f"A difference of {size} would probably have been seen."
-    rough = "" if end.n + end.base_n - 2 >= 8 else ", as far as so few can tell"
+    rough = "" if end.n + end.base_n - 2 >= 8 else " (a rough estimate from so few)"
     return f"To see a difference of {size}, about {needed} seeds of each norm would be needed{rough}."
 
 

@@ -153,7 +153,7 @@ def confirmed(families: Sequence[Family], generators: Sequence[Family]) -> Table
         rows.append({"claim": claim.text, "paper": paper, "ours": replace(ours, paper=None), "verdict": judge(ours, wanted)})
         if claim.kind == "steps":
             rows.append({"claim": "the same by another seed of batch norm, %", "ours": chance(pairs[claim.experiment][1])})
-            rows[-1]["verdict"] = "what chance does"
+            rows[-1]["verdict"] = "by chance"
     return Table(CONFIRMED, columns, rows, (RULE,))
 
 

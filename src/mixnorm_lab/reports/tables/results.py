@@ -28,7 +28,7 @@ RUN = text_column("run", "run")
 SEEDS = Column("seeds", "seeds", digits=0)
 INTERVAL = (
     "In brackets: Welch's 95% interval of the difference over all seeds. n: the seeds of the norm and, if not as many, of "
-    'batch norm. "Which is" counts all rows of its column (Holm\'s correction); "cannot tell" is what chance would do.'
+    'batch norm. "Which is" counts all rows of its column (Holm\'s correction). "Cannot tell": chance could explain it.'
 )
 EVALUATED = "The evaluated train loss is of training images without crops and flips, by the norms in evaluation."
 PLACEBO = (

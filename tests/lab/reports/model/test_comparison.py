@@ -214,9 +214,13 @@ def spread(error, seeds=3, by=0.001):
         (
             spread(0.2, by=0.05),
             spread(0.19),
-            "cannot be told from batch norm by these seeds: accuracy 81.00% against 80.00%, 1.00",
+            "cannot be told apart from batch norm with these seeds: accuracy 81.00% against 80.00%, 1.00",
         ),
-        (spread(0.2, 1), spread(0.15, 1), "cannot be told from batch norm by one seed: accuracy 85.00% against 80.00%"),
+        (
+            spread(0.2, 1),
+            spread(0.15, 1),
+            "cannot be told apart from batch norm with one seed: accuracy 85.00% against 80.00%",
+        ),
         (spread(0.2, 1), spread(0.15, 1), "5.00 points higher (one seed each; the last epoch)"),
         (spread(0.2, 1), spread(0.15, 1), "More seeds would tell (--seeds 5)."),
         (spread(0.2, by=0.01), spread(0.2, by=0.01), "no difference [−2.27, 2.27]"),
@@ -231,7 +235,7 @@ def test_the_answer_says_how_many_seeds_it_would_take():
     wide = Outcome(couple(spread(0.2, 6, by=0.01), spread(0.195, 6, by=0.01))).answers[0]
     assert "To see a difference of 1 point, about 56 seeds of each norm would be needed." in wide
     few = Outcome(couple(spread(0.2, 2, by=0.01), spread(0.195, 2, by=0.01))).answers[0]
-    assert "seeds of each norm would be needed, as far as so few can tell." in few
+    assert "seeds of each norm would be needed (a rough estimate from so few)." in few
     close = Outcome(couple(spread(0.2, 6), spread(0.2, 6))).answers[0]
     assert "A difference of 1 point would probably have been seen." in close
     assert "seeds" not in Outcome(couple(spread(0.2), spread(0.15))).answers[0].partition("epoch).")[2]
@@ -248,7 +252,7 @@ def test_the_answer_says_how_much_sooner():
     assert "more steps" in slower
     assert "more training time" in slower
     [never] = Outcome(couple([rise] * 2, [[0.9] * 4] * 2)).answers
-    assert "No level of batch norm's first half was reached by every run." in never
+    assert "Not every run reached what batch norm reaches in the first half." in never
 
 
 def test_a_saving_that_chance_would_do_is_said_to_be_one():

@@ -40,10 +40,10 @@ def test_one_table_with_the_differences_from_batch_norm():
 def test_a_sentence_for_every_norm():
     ghost, layer, mixture = Outcome(runs()).answers
     assert ghost.startswith(
-        "Ghost batch norm (ghost-32) cannot be told from batch norm by these seeds: accuracy 80.00% against"
+        "Ghost batch norm (ghost-32) cannot be told apart from batch norm with these seeds: accuracy 80.00% against"
     )
     assert layer.startswith("Layer norm is worse than batch norm: accuracy 58.00% against 78.00%, 20.00 points lower")
-    assert mixture.startswith("Mixture norm cannot be told")
+    assert mixture.startswith("Mixture norm cannot be told apart")
 
 
 def test_mixture_norm_with_other_options_is_a_norm_of_its_own():
@@ -52,7 +52,7 @@ def test_mixture_norm_with_other_options_is_a_norm_of_its_own():
         options = config("mixture-norm,em_iters=0", epochs=2, seed=seed, mixture=Mixture(("conv3",), {"em_iters": 0}))
         made.append(record(options, [0.3, 0.2]))
     outcome = Outcome(made)
-    assert [sentence.partition(" cannot be told")[0] for sentence in outcome.answers] == [
+    assert [sentence.partition(" cannot be told apart")[0] for sentence in outcome.answers] == [
         "Mixture norm",
         "Mixture norm (mixture-norm,em_iters=0)",
     ]
