@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.reports.model.measure import PLAIN, Measure, measure_of, row_key, values
+from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, Measure, measure_of, row_key, values
 from mixnorm_lab.storage.records import Record
 
 NORM = ("name", "seed", "mixture", "norm", "norm_layers")  # what runs differ in that are compared
@@ -68,6 +68,11 @@ class Group:
         """Whether every run that counts has this number, in some epoch."""
         name = row_key(self.config, key)
         return bool(self.runs) and all(any(epoch.get(name) is not None for epoch in run.epochs) for run in self.runs)
+
+    @property
+    def refilled(self) -> bool:
+        """Whether its runs were evaluated with refilled statistics, too."""
+        return self.has(RECALIBRATED)
 
     def judged_by(self, key: str = PLAIN) -> Measure:
         return measure_of(self.config, key, self.runs)

@@ -180,7 +180,7 @@ def _measured(family: Family, pictures: Iterable[Picture]) -> Section:
     """What did not finish has its accuracies here, but its end is not compared with that of a whole training."""
     done = replace(family, groups=tuple(group for group in family.groups if group.finished))
     tables = [provenance.with_evaluation(_bare(ends(done, paper=not family.validation)), done).without(*ELSEWHERE)]
-    refilled = any(group.has(RECALIBRATED) for group in family.groups)
+    refilled = any(group.refilled for group in family.groups)
     tables += [claims.claims(done), claims.claims(done, RECALIBRATED)]
     if not family.validation:
         tables += [steps_in_short(done, RECALIBRATED), steps_in_short(done)]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mixnorm_lab.reports.model.groups import Family
-from mixnorm_lab.reports.model.measure import RECALIBRATED
 from mixnorm_lab.reports.plots import curves, densities, distance_curves
 from mixnorm_lab.reports.plots.style import Picture
 from mixnorm_lab.reports.tables import cost, details
@@ -96,7 +95,7 @@ def assemble(
         sections.append(Section("Runs that are not finished", tables=(open_runs,)))
     first = [picture for picture in pictures if not _is_further(picture)]
     sections.append(Section("Curves", text=missing, pictures=tuple(first)))
-    if any(group.has(RECALIBRATED) for family in families for group in family.groups):
+    if any(group.refilled for family in families for group in family.groups):
         text = (REFILLED, *outcome.refilled.answers)
         sections.append(Section("Results with refilled statistics", *_results(outcome.refilled, text)))
     further = tuple(picture for picture in pictures if _is_further(picture))

@@ -82,7 +82,7 @@ def staleness(family: Family) -> Table:
     columns.append(Column("most", "worst evaluation of a run", counted=True))
     rows: list[dict[str, Value]] = []
     for group in family.groups:
-        if group.has(PLAIN) and group.has(RECALIBRATED):
+        if group.has(PLAIN) and group.refilled:
             ways = group.judged_by(PLAIN), group.judged_by(RECALIBRATED)
             added = (ways[1].values(run) - ways[0].values(run) for run in group.until(0))
             most = Measured.over(float(np.nanmax(points)) for points in added)
