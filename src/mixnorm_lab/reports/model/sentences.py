@@ -142,7 +142,7 @@ def _more_seeds(made: Comparison) -> str:
     size = f"{made.size:g} point" if made.measure.unit == "%" else made.measure.text(made.size)
     needed = made.seeds_needed
     if needed is None:
-        return "" if min(end.n, end.base_n) > 1 else "More seeds would tell (--seeds 5)."
+        return "" if min(end.n, end.base_n) > 1 else "Five seeds of each norm would tell more."
     if needed <= min(end.n, end.base_n):
         return f"A difference of {size} would probably have been seen."
     rough = "" if end.n + end.base_n - 2 >= 8 else " (a rough estimate from so few)"

@@ -222,7 +222,7 @@ def spread(error, seeds=3, by=0.001):
             "cannot be told apart from batch norm with one seed: accuracy 85.00% against 80.00%",
         ),
         (spread(0.2, 1), spread(0.15, 1), "5.00 points higher (one seed each; the last epoch)"),
-        (spread(0.2, 1), spread(0.15, 1), "More seeds would tell (--seeds 5)."),
+        (spread(0.2, 1), spread(0.15, 1), "Five seeds of each norm would tell more."),
         (spread(0.2, by=0.01), spread(0.2, by=0.01), "no difference [−2.27, 2.27]"),
     ],
 )
