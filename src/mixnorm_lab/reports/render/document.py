@@ -21,7 +21,7 @@ from mixnorm_lab.reports.render.report import Report, Section
 from mixnorm_lab.reports.tables import claims, cost, details, distances, expectations, inference, plane_scores, provenance
 from mixnorm_lab.reports.tables.inference import Evaluation
 from mixnorm_lab.reports.tables.outcome import Outcome
-from mixnorm_lab.reports.tables.results import by_quarters, ends, seed_notes, steps_in_short
+from mixnorm_lab.reports.tables.results import by_quarters, ends, seed_notes, steps, steps_in_short
 from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.measurements import Row
 from mixnorm_lab.storage.plane_results import Result
@@ -158,7 +158,9 @@ def _of_models(
             table = inference.table(evaluations)
             sections.append(Section(inference.TITLE, tables=(table,), commands=inference.commands(evaluations)))
         for family in groups.families(record for record in alone if record.config.model == model):
-            sections.append(Section(BY_ITSELF, tables=(_bare(ends(family)),), commands=commands(family)))
+            timed = (ends(family), steps(family), steps(family, RECALIBRATED))
+            tables = tuple(_bare(table) for table in timed if table.rows)
+            sections.append(Section(BY_ITSELF, tables=tables, commands=commands(family)))
         title = MODELS.get(model, model)
         sections.append(Section(f"{INSIDE}: {title}", pictures=tuple(inside.get(model, ()))))
         pages.append(Page(f"{slug(title)}.md", title, tuple(sections)))
