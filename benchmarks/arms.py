@@ -1,6 +1,6 @@
 """Norms on held-out images, side by side: a table from the records of `mixnorm compare --norms ... --train-eval`.
 
-    python benchmarks/arms.py benchmarks/records/resnet-18/cifar100-held-out
+    python benchmarks/arms.py results/resnet-18/cifar100-held-out
 
 For each norm the accuracy in the last epoch, its difference from batch norm's with Welch's 95% interval where both have two
 seeds or more, the training loss, and the loss on training images in evaluation, without crops, flips and the norm's noise.

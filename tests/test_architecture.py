@@ -241,6 +241,7 @@ def test_models_stand_on_torch_alone(module):
             {"mixnorm_lab.demo", "mixnorm_lab.bench.plots"} | {module for module in LAB if ".reports.plots." in module},
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
+        ("scipy", {"mixnorm_lab.reports.model.statistics"}),
         ("pooch", {"mixnorm_lab.data.download"}),
         ("PIL", {"mixnorm_lab.generators.samples", "mixnorm_lab.data.disk.pictures"}),
         ("pynvml", {"mixnorm_lab.storage.busy"}),

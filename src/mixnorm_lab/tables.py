@@ -47,7 +47,33 @@ class Measured:
         return cls(mean, deviation, len(there), len(everything), paper)
 
 
-Value = str | int | float | Measured | None
+@dataclass(frozen=True)
+class Difference:
+    """A difference of two means, with the 95% interval that it is in.
+
+    Args:
+        mean: None where not every run has the number.
+        low, high: the interval; None where there are too few runs for one.
+        p: how often chance alone would make a difference as large.
+        sure: whether the difference stands when all that are beside it in a table are counted.
+        n, base_n: the runs that have the number, and those that they are held against.
+        of, base_of: all runs of either.
+        paper: the paper's difference, or what it says instead.
+    """
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    sure: bool = False
+    n: int = 1
+    base_n: int = 1
+    of: int = 1
+    base_of: int = 1
+    paper: float | str | None = None
+
+
+Value = str | int | float | Measured | Difference | None
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,8 @@ class Column:
         digits: after the decimal point.
         unit: follows each number, such as "%".
         missing: what stands where no run has the number.
+        counted: whether each mean says of how many runs it is.
+        floor: what is less is written as less than this, for it says no more.
     """
 
     key: str
@@ -66,6 +94,8 @@ class Column:
     unit: str = ""
     missing: str = "—"
     numeric: bool = True
+    counted: bool = False
+    floor: float | None = None
 
     def text(self, value: Value) -> str:
         """A cell without the paper's number."""
@@ -73,17 +103,32 @@ class Column:
             return "—"
         if isinstance(value, str):
             return value
+        if isinstance(value, Difference):
+            return self._difference(value)
         if not isinstance(value, Measured):
             return self._number(value)
         if value.mean is None:
             return self.missing
         spread = "" if value.deviation is None else f" ± {self._number(value.deviation, unit='')}"
-        part = "" if value.n == value.of else f" in {value.n} of {value.of}"
+        part = f", n {value.n}" * self.counted if value.n == value.of else f" in {value.n} of {value.of}"
         return f"{self._number(value.mean, unit='')}{spread}{self.unit}{part}"
+
+    def _difference(self, value: Difference) -> str:
+        """ "+1.30 [0.58, 2.03], n 3 and 5"."""
+        if value.mean is None:
+            short = (
+                f"{value.n} of {value.of} runs" if value.n < value.of else f"{value.base_n} of {value.base_of} of batch norm"
+            )
+            return short if value.n else self.missing
+        text = self._number(value.mean)
+        text = text if text.startswith(("−", "<")) else f"+{text}"
+        if value.low is not None and value.high is not None:
+            text += f" [{self._number(value.low, unit='')}, {self._number(value.high, unit='')}]"
+        return f"{text}, n {value.n}" + (f" and {value.base_n}" if value.base_n != value.n else "")
 
     def paper(self, value: Value) -> str:
         """The paper's number in a cell, if it has one."""
-        if not isinstance(value, Measured) or value.paper is None:
+        if not isinstance(value, (Measured, Difference)) or value.paper is None:
             return ""
         return f"paper {value.paper if isinstance(value.paper, str) else self._number(value.paper)}"
 
@@ -91,13 +136,15 @@ class Column:
         """The paper's number, and how much ours differs from it, unless ours is of a part of the runs alone."""
         text = self.paper(value)
         if not isinstance(value, Measured) or value.mean is None or not isinstance(value.paper, (int, float)):
-            return text
+            return text  # a difference has its interval to be held against
         if value.n < value.of:
             return text
         difference = self._number(round(value.mean, self.digits) - round(value.paper, self.digits), unit="")
         return f"{text}, {difference if difference.startswith('−') else f'+{difference}'}"
 
     def _number(self, value: float, unit: str | None = None) -> str:
+        if self.floor is not None and value < self.floor:
+            return f"<{self._number(self.floor, unit)}"
         text = f"{value:,.{self.digits}f}"
         if not float(text.replace(",", "")):
             text = text.removeprefix("-")  # −0.00
@@ -120,6 +167,10 @@ class Table:
     def used(self) -> Table:
         """Without the columns that have no cell."""
         kept = [column for column in self.columns if any(row.get(column.key) not in (None, "") for row in self.rows)]
+        return Table(self.title, kept, self.rows, self.notes)
+
+    def without(self, *keys: str) -> Table:
+        kept = [column for column in self.columns if column.key not in keys]
         return Table(self.title, kept, self.rows, self.notes)
 
     def markdown(self) -> str:
@@ -203,7 +254,7 @@ class Table:
 
     def json(self) -> dict[str, Any]:
         def value(cell: Value) -> Any:
-            return dict(vars(cell)) if isinstance(cell, Measured) else cell
+            return dict(vars(cell)) if isinstance(cell, (Measured, Difference)) else cell
 
         return {
             "title": self.title,
@@ -228,6 +279,10 @@ def _narrow(column: Column, value: Value, spread: str) -> tuple[str, str]:
     text, paper = column.text(value), column.paper(value)
     if column.numeric:
         text = text.replace(" ± ", spread).replace(" in ", "\nin ")
+        text = text.replace(" [", "\n[").replace(", n ", "\nn ")
+        if isinstance(value, Difference) and spread.startswith("\n"):
+            text = text.replace(", ", ",\n")
+        text = text.replace(" and ", "\u00a0and\u00a0")  # which is not parted
     return text, f"\n{paper}" if paper else ""
 
 

@@ -64,8 +64,19 @@ def test_a_checkpoint_of_version_0_1_is_resumed(name, tmp_path):
 
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_records_of_version_0_1_are_reported_on(name, tmp_path):
-    """The sentences, the tables and the page's tables, of classifiers and of generators."""
+    """The page's tables, of classifiers and of generators; what came out is told with more certainty since then."""
     shutil.copytree(LAB / name / "out", tmp_path / "out")
     expected = json.loads((LAB / name / "report.json").read_text(encoding="utf-8"))
-    # The means of a few numbers, which differ by no more than their rounding.
-    assert_same(report(tmp_path / "out"), expected, 0 if same_machine() else 1e-9)
+    found = report(tmp_path / "out")
+    if name == "ring":  # the means of a few numbers, which differ by no more than their rounding
+        assert_same(found, expected, 0 if same_machine() else 1e-9)
+        return
+    first = expected["page"].index(f"### {expected['tables'][1]['title']}")  # steps to a target that is another one now
+    runs = next(i for i, line in enumerate(expected["page"]) if line.startswith("| run | seed |"))
+    every = [line.split(" | ") for line in found["page"] if "/seed-" in line]
+    assert set(expected["page"][:first]) <= set(found["page"])
+    assert set(expected["page"][first + 5 : runs]) <= set(found["page"])
+    assert set(expected["page"][runs + 6 :]) <= set(found["page"])
+    for line, ours in zip(expected["page"][runs + 2 : runs + 6], every, strict=True):
+        run, seed, epochs, best, in_epoch, last, *times, folder = line.split(" | ")
+        assert ours == [run, seed, epochs, last, best, in_epoch, *times, folder]

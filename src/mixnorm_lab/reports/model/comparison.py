@@ -1,305 +1,227 @@
-"""Mixture norm beside batch norm with the same settings: how much sooner, how much better, and the sentence that says so."""
+"""Norms beside batch norm with the same settings: how much better in the end, and how much sooner at fixed targets."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
-from mixnorm_lab.reports.model.groups import PLAIN, Family, Group, accuracy, partner, reached, target, values
+from mixnorm_lab.reports.model import statistics
+from mixnorm_lab.reports.model.groups import (
+    Family,
+    Group,
+    average,
+    best,
+    final_loss,
+    in_the_end,
+    is_busy,
+    partner,
+    reached,
+    unsteadiness,
+)
+from mixnorm_lab.reports.model.measure import PLAIN, Measure
 from mixnorm_lab.storage.records import Record
-from mixnorm_lab.tables import Measured
+from mixnorm_lab.tables import Difference, Measured
 
-# Student's t beyond which 2.5% lie on either side, for 1, 2, … degrees of freedom; beyond them that of the normal
-# distribution, plus what is nearly the rest.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
-     2.101, 2.093, 2.086)  # fmt: skip
+SHARES = (0.1, 0.2, 1 / 3, 0.5)  # of batch norm's training: what its mean curve has there is a target for every norm
+
+
+@dataclass(frozen=True)
+class Target:
+    """What it took a norm, and batch norm, to get to the same value.
+
+    Args:
+        fewer: % fewer steps than batch norm, by geometric means.
+        less_time: the same of seconds of training; None where a machine was busy with something else.
+    """
+
+    value: float
+    steps: Measured
+    base_steps: Measured
+    fewer: Difference
+    seconds: Measured
+    base_seconds: Measured
+    less_time: Difference | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A group beside its batch norm, or batch norm beside itself.
+    """A norm beside batch norm, over all seeds of both.
 
     Args:
-        best: the largest accuracy of each run, in %.
-        steps: gradient updates to batch norm's largest accuracy (with the same seed, where there is one).
-        seconds: of training alone, to the same.
-        gain: points of the largest accuracy above batch norm's, over pairs of the same seed where all have one.
-        saved: steps fewer than batch norm's, over such pairs, too.
-        last: points of the last epoch's accuracy above batch norm's, over such pairs, too.
-
-    Steps and seconds are of runs that were cut off as well, if all of these had got there.
+        measure: what they are judged by.
+        ended, base_ended: the mean over the last epochs.
+        end, best, average: differences from batch norm of that, of the best evaluation, and of the mean over the training.
+        unsteady: the difference of the deviation within windows of ten epochs; no mean where the training is shorter.
+        loss: the difference of the training loss in the last epochs.
+        busy: whether a machine was busy with something else, so that time is not judged.
     """
 
     group: Group
     base: Group
-    best: Measured
-    base_best: Measured
-    steps: Measured
-    base_steps: Measured
-    seconds: Measured
-    base_seconds: Measured
-    gain: Measured
-    saved: Measured
-    last: Measured
+    measure: Measure
+    ended: Measured
+    base_ended: Measured
+    end: Difference
+    best: Difference
+    average: Difference
+    unsteady: Difference
+    loss: Difference
+    targets: tuple[Target, ...]
+    busy: bool
 
     @property
-    def fewer_steps(self) -> float | None:
-        return _less(self.steps, self.base_steps)
+    def furthest(self) -> Target | None:
+        """The hardest target that every run of both norms got to."""
+        return next((target for target in reversed(self.targets) if target.fewer.mean is not None), None)
 
     @property
-    def less_time(self) -> float | None:
-        return _less(self.seconds, self.base_seconds)
+    def seeds_needed(self) -> int | None:
+        samples = [[value for run in one.runs if (value := in_the_end(run, self.measure)) is not None] for one in self.both]
+        return statistics.seeds_needed(self.size, *samples)
 
     @property
-    def as_soon(self) -> bool:
-        """Whether it takes fewer steps, or more, by less than what differs from seed to seed."""
-        return is_within(self.saved)
+    def size(self) -> float:
+        """A difference that would be worth seeing: a point or, of what is no percentage, a twentieth of batch norm's."""
+        return self.measure.size or 0.05 * abs(self.base_ended.mean or 0)
+
+    @property
+    def both(self) -> tuple[Group, Group]:
+        return self.group, self.base
 
 
 def compare(group: Group, base: Group, key: str = PLAIN) -> Comparison:
-    partners = _partners(group.runs, base)
-    timed = _timed(group, base, key)
-    beside = _partners(timed, base)
+    measure = base.judged_by(key)
+
+    def of(number: Callable[[Record, Measure], float | None]) -> Difference:
+        ours, theirs = ([number(run, measure) for run in one.runs] for one in (group, base))
+        return statistics.difference(ours, theirs)
+
     return Comparison(
-        group,
-        base,
-        Measured.over(accuracy(run, key) for run in group.runs),
-        Measured.over(accuracy(run, key) for run in partners),
-        _to_target(timed, base, "steps", key),
-        _to_target(beside, base, "steps", key),
-        _to_target(timed, base, "train_seconds", key),
-        _to_target(beside, base, "train_seconds", key),
-        _gain(group.runs, partners, key),
-        _difference(beside, timed, lambda run: _steps_to_target(run, base, key)),
-        lead_at_the_end(group, base, key),
+        group=group,
+        base=base,
+        measure=measure,
+        ended=Measured.over(in_the_end(run, measure) for run in group.runs),
+        base_ended=Measured.over(in_the_end(run, measure) for run in base.runs),
+        end=of(in_the_end),
+        best=of(best),
+        average=of(average),
+        unsteady=of(unsteadiness),
+        loss=of(lambda run, _: final_loss(run)),
+        targets=tuple(to_target(group, base, value, measure) for value in targets(base, measure)),
+        busy=busy((*group.runs, *base.runs)),
     )
 
 
-def _timed(group: Group, base: Group, key: str, below: float = 0.0) -> tuple[Record, ...]:
-    """The runs that steps are counted of. To leave out only those that were cut off before they got there would favour the
-    group."""
-    got_there = all(_steps_to_target(run, base, key, below) is not None for run in group.cut_off)
-    return group.until(0) if got_there else group.runs
+def busy(runs: Sequence[Record]) -> bool:
+    return any(is_busy(run) for run in runs)
 
 
-def _partners(runs: Sequence[Record], base: Group) -> tuple[Record, ...]:
-    """The runs of batch norm with the seeds of these, or all where one is missing."""
-    by_seed = {run.config.seed: run for run in base.runs}
-    seeds = [run.config.seed for run in runs]
-    return tuple(by_seed[seed] for seed in seeds) if all(seed in by_seed for seed in seeds) else base.runs
+def targets(base: Group, measure: Measure) -> tuple[float, ...]:
+    """What batch norm's mean curve has after a tenth, a fifth, a third and a half of its training, a little rounded."""
+    length = min(len(run.epochs) for run in base.runs)
+    curve = np.array([measure.values(run)[:length] for run in base.runs])
+    there = ~np.isnan(curve).all(axis=0)
+    line = np.full(length, np.nan)
+    line[there] = np.nanmean(curve[:, there], axis=0)
+    line = measure.so_far(line)
+    found = [line[math.ceil(share * length) - 1] for share in SHARES]
+    return tuple(dict.fromkeys(measure.easier(float(value)) for value in found if not np.isnan(value)))
 
 
-def _to_target(runs: Sequence[Record], base: Group, number: str, key: str, below: float = 0.0) -> Measured:
-    found = []
-    for run in runs:
-        goal = target(run, base, key)
-        epoch = None if goal is None else reached(run, goal - below, key)
-        found.append(None if epoch is None else epoch[number])
-    return Measured.over(found)
+def to_target(group: Group, base: Group, value: float, measure: Measure) -> Target:
+    ours, theirs = ([reached(run, value, measure) for run in one.runs] for one in (group, base))
+
+    def numbers(key: str) -> tuple[list[float | None], list[float | None]]:
+        first, second = ([None if epoch is None else epoch[key] for epoch in found] for found in (ours, theirs))
+        return first, second
+
+    steps, base_steps = numbers("steps")
+    seconds, base_seconds = numbers("train_seconds")
+    return Target(
+        value=value,
+        steps=Measured.over(steps),
+        base_steps=Measured.over(base_steps),
+        fewer=statistics.fewer(steps, base_steps),
+        seconds=Measured.over(seconds),
+        base_seconds=Measured.over(base_seconds),
+        less_time=None if busy((*group.runs, *base.runs)) else statistics.fewer(seconds, base_seconds),
+    )
 
 
-def lead(group: Group, base: Group, key: str, until: int) -> Measured:
-    """Points of the largest accuracy above batch norm's in the first epochs."""
-    runs = group.until(until)
-    return _gain(runs, _partners(runs, base), key, until)
+def placebo(base: Group, value: float, measure: Measure, key: str = "steps") -> Measured:
+    """How many % fewer steps one seed of batch norm takes to a target than another, over all pairs that both got there."""
+    found = [epoch[key] for run in base.runs if (epoch := reached(run, value, measure)) is not None]
+    return Measured.over(
+        100 * (1 - min(pair) / max(pair)) for pair in combinations(found, 2) if None not in pair and max(pair)
+    )
 
 
-def lead_at_the_end(group: Group, base: Group, key: str = PLAIN) -> Measured:
-    """Points of the last epoch's accuracy above batch norm's, which no choice among evaluations has made larger."""
-    partners = _partners(group.runs, base)
-    return _difference(group.runs, partners, lambda run: None if np.isnan(e := values(run, key, 100)[-1]) else float(-e))
+def as_in_the_paper(group: Group, base: Group, paper: float | None = None) -> Difference:
+    """% fewer steps to batch norm's largest accuracy: to its mean over the seeds, and of batch norm to each seed's own."""
+    measure = base.judged_by()
+    bests = [best(run, measure) for run in base.runs]
+    there = [value for value in bests if value is not None]
+    goal = float(np.mean(there)) if there else None
+    ours = [_steps_to(run, goal, measure) for run in group.runs]
+    theirs = [_steps_to(run, value, measure) for run, value in zip(base.runs, bests, strict=True)]
+    return statistics.fewer(ours, theirs, paper)
 
 
-def saved_steps(group: Group, base: Group, key: str = PLAIN, below: float = 0.0) -> Measured:
-    """How many % fewer steps each run took to batch norm's largest accuracy than batch norm with its seed.
-
-    ``below``: points less than that accuracy, for both.
-    """
-    runs = _timed(group, base, key, below)
-    partners = _partners(runs, base)
-    theirs = {run.config.seed: _steps_to_target(run, base, key, below) for run in partners}
-    mean = _to_target(partners, base, "steps", key, below).mean
+def placebo_in_the_paper(base: Group) -> Measured:
+    """% fewer steps that one seed of batch norm takes to another's largest accuracy than that one: of all pairs, in either
+    order, those in which it gets there."""
+    measure = base.judged_by()
+    bests = [best(run, measure) for run in base.runs]
     saved = []
-    for run in runs:
-        ours, beside = _steps_to_target(run, base, key, below), theirs.get(run.config.seed, mean)
-        saved.append(None if ours is None or not beside else 100 * (1 - ours / beside))
+    for run, (other, goal) in ((run, pair) for run in base.runs for pair in zip(base.runs, bests, strict=True)):
+        if run is not other:
+            ours, theirs = _steps_to(run, goal, measure), _steps_to(other, goal, measure)
+            saved.append(None if ours is None or not theirs else 100 * (1 - ours / theirs))
     return Measured.over(saved)
 
 
-def _steps_to_target(run: Record, base: Group, key: str, below: float = 0.0) -> float | None:
-    return _to_target([run], base, "steps", key, below).mean
+def _steps_to(run: Record, goal: float | None, measure: Measure) -> float | None:
+    epoch = None if goal is None else reached(run, goal, measure)
+    return None if epoch is None else epoch["steps"]
 
 
-def _gain(runs: Sequence[Record], partners: Sequence[Record], key: str, until: int | None = None) -> Measured:
-    return _difference(runs, partners, lambda run: accuracy(run, key, until))
+def lead(group: Group, base: Group, key: str, until: int, paper: float | None = None) -> Difference:
+    """How much larger the largest accuracy of the first epochs is, with runs that were cut off later."""
+    measure = base.judged_by(key)
+    ours, theirs = ([best(run, measure, until) for run in one.until(until)] for one in (group, base))
+    return statistics.difference(ours, theirs, paper)
 
 
-def _difference(
-    runs: Sequence[Record], partners: Sequence[Record], number: Callable[[Record], float | None]
-) -> Measured:  # fmt: skip
-    """How much more than their partners runs have of a number, seed by seed where the seeds are the same."""
-    ours, theirs = ([number(run) for run in part] for part in (runs, partners))
-    if [run.config.seed for run in runs] == [run.config.seed for run in partners]:
-        return Measured.over(None if a is None or b is None else a - b for a, b in zip(ours, theirs, strict=True))
-    a, b = Measured.over(ours), Measured.over(theirs)
-    if a.mean is None or b.mean is None:
-        return Measured(None, n=0, of=a.of)
-    deviation = None if a.deviation is None or b.deviation is None else math.hypot(a.deviation, b.deviation)
-    return Measured(a.mean - b.mean, deviation, a.n, a.of)
-
-
-def interval(measured: Measured) -> str:
-    """Where the mean of a difference is with 95% certainty, if its values are normally distributed; nothing of one value."""
-    if measured.mean is None or measured.deviation is None or measured.n < 2:
-        return ""
-    freedom = measured.n - 1
-    t = T[freedom - 1] if freedom <= len(T) else 1.96 + 2.4 / freedom
-    half = t * measured.deviation / math.sqrt(measured.n)
-    return f"{measured.mean - half:+.2f} to {measured.mean + half:+.2f}".replace("-", "−")
-
-
-def is_within(difference: Measured) -> bool:
-    """Whether a difference is smaller than its spread over the seeds."""
-    return difference.mean is not None and difference.deviation is not None and abs(difference.mean) < difference.deviation
-
-
-def verdict(measured: Measured, words: tuple[str, str] = ("higher", "lower")) -> str:
-    """A difference in words: whether it is larger than its spread and, if so, how it compares with the paper's."""
-    if measured.mean is None:
-        return ""
-    if measured.n < measured.of:
-        return f"in {measured.n} of {measured.of} runs only"
-    if measured.deviation is None:
-        return "of one seed"
-    if abs(measured.mean) <= measured.deviation:
-        return "inside the spread"
-    text = words[0] if measured.mean > 0 else words[1]
-    if not isinstance(measured.paper, (int, float)):
-        return text
-    beyond = abs(measured.mean - measured.paper) > measured.deviation
-    compared = ("more than in the paper" if measured.mean > measured.paper else "less than in the paper") if beyond else ""
-    return f"{text}, {compared or 'as in the paper'}"
-
-
-def _less(ours: Measured, theirs: Measured) -> float | None:
-    """How many % less, where every run got there."""
-    if ours.mean is None or not theirs.mean or ours.n < ours.of:
-        return None
-    return 100 * (1 - ours.mean / theirs.mean)
-
-
-def best_comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
-    """For each batch norm, the mixture norm with its settings that has the largest accuracy; of norms side by side, all."""
-    if family.side_by_side:
-        return side_by_side(family, key)
-    best: dict[int, Comparison] = {}
-    for group in family.groups:
-        base = partner(group, family.groups)
-        if group.is_batch_norm or not group.runs or base is None or not group.has(key) or not base.has(key):
-            continue
-        made = compare(group, base, key)
-        other = best.get(id(base))
-        if other is None or (made.best.mean or 0) > (other.best.mean or 0):
-            best[id(base)] = made
-    return list(best.values())
-
-
-def side_by_side(family: Family, key: str = PLAIN) -> list[Comparison]:
-    """Every norm beside batch norm with its settings, in the order of the family."""
+def comparisons(family: Family, key: str = PLAIN) -> list[Comparison]:
+    """Every norm beside batch norm with its settings, in the order of the family; corrected for how many there are."""
     pairs = [(group, partner(group, family.groups)) for group in family.groups if not group.is_batch_norm and group.runs]
-    return [compare(group, base, key) for group, base in pairs if base is not None and group.has(key) and base.has(key)]
+    found = [compare(group, base, key) for group, base in pairs if base is not None and group.has(key) and base.has(key)]
+    ends, bests = (statistics.holm([getattr(made, name) for made in found]) for name in ("end", "best"))
+    steps = iter(statistics.holm([target.fewer for made in found for target in made.targets]))
+    times = iter(statistics.holm([target.less_time for made in found for target in made.targets if target.less_time]))
+    corrected = []
+    for made, end, largest in zip(found, ends, bests, strict=True):
+        told = tuple(
+            replace(target, fewer=next(steps), less_time=next(times) if target.less_time else None)
+            for target in made.targets
+        )
+        corrected.append(replace(made, end=end, best=largest, targets=told))
+    return corrected
 
 
-def answers(found: Sequence[tuple[Family, Comparison]]) -> list[str]:
-    """What came out: a sentence or two for each batch norm and its best mixture norm; where there are many, one for all. Of
-    norms side by side, for each of them."""
-    sentences = [f"{sentence(made, named=True)} {_in_the_end(made)}" for family, made in found if family.side_by_side]
-    found = [(family, made) for family, made in found if not family.side_by_side]
-    if len(found) > 3:
-        return [*sentences, overview([made for _, made in found])]
-    for family, made in found:
-        where = f"{family.title}, {made.base.label}: " if len(found) > 1 else ""
-        choices = [g for g in family.groups if not g.is_batch_norm and partner(g, family.groups) is made.base]
-        sentences.append(where + sentence(made, named=len(choices) > 1))
-    return sentences
-
-
-def overview(comparisons: Sequence[Comparison]) -> str:
-    sooner = [made.fewer_steps for made in comparisons if made.fewer_steps is not None and made.fewer_steps > 0]
-    never = sum(made.steps.n == 0 for made in comparisons)
-    better = [made.gain.mean for made in comparisons if made.gain.mean is not None and made.gain.mean > 0]
-    text = (
-        f"In {len(sooner)} of {len(comparisons)} settings, the best mixture norm reached batch norm's best accuracy sooner"
-    )
-    text += f" ({min(sooner):.0f} to {max(sooner):.0f}% fewer steps)" if sooner else ""
-    text += f"; in {len(better)}, its own best accuracy is higher"
-    text += f" (by {min(better):.2f} to {max(better):.2f} points)" if better else ""
-    if better and any(made.gain.deviation is not None for made in comparisons):
-        clear = [one for one in (made.gain for made in comparisons) if one.deviation is not None and not is_within(one)]
-        higher = sum(one.mean is not None and one.mean > 0 for one in clear)
-        text += f", in {higher} of these by more than the spread of the seeds"
-    return text + (f"; in {never}, no run got there." if never else ".")
-
-
-def sentence(made: Comparison, named: bool = False) -> str:
-    """``named``: the norm is called by its label, for there are several."""
-    kind = made.group.config.norm_text.partition(",")[0]
-    label = made.group.label
-    told = label.replace("-", " ") in (kind, kind.removesuffix(" norm"))  # "mixture-norm" or "layer" says no more
-    who = f"{kind.capitalize()} ({label})" if named and not told else kind.capitalize()
-    epochs = made.group.config.epochs
-    goal = f"batch norm's best accuracy ({made.base_best.mean:.2f}%)"
-    fewer, steps = made.fewer_steps, made.steps
-    if fewer is not None:
-        share = "as many steps" if abs(fewer) < 0.5 else f"{abs(fewer):.0f}% {'fewer' if fewer > 0 else 'more'} steps"
-        within = ", which is within the spread of the seeds" if made.as_soon and share != "as many steps" else ""
-        counts = f"({steps.mean:,.0f} instead of {made.base_steps.mean:,.0f}{within})"
-        return f"{who} reached {goal} in {share} {counts}, and {_ended(made)}. {_time(made)}".rstrip()
-    if steps.n:
-        return f"{who} reached {goal} in {steps.n} of {steps.of} runs, and {_ended(made)}."
-    return f"{who} did not reach {goal} in {epochs} epoch{'s' * (epochs > 1)}: {_ended(made)}."
-
-
-def _ended(made: Comparison) -> str:
-    gain = made.gain
-    assert gain.mean is not None  # both have an accuracy, or there were no comparison
-    seeds = f"{gain.of} seeds" if gain.of > 1 else "one seed, so the spread is not known"
-    if gain.of > 1 and len(made.base.runs) == 1:
-        seeds += ", but one of batch norm, so the spread is not known"
-    if round(abs(gain.mean), 2) == 0:
-        return f"its best accuracy is the same ({seeds})"
-    spread, within = "", ""
-    if gain.deviation is not None:
-        spread = f" ± {gain.deviation:.2f}"
-        within = ", which is within the spread of the seeds" if is_within(gain) else ""
-    points = f"{abs(gain.mean):.2f}{spread} points {'higher' if gain.mean > 0 else 'lower'}"
-    return f"its best accuracy is {points} ({seeds}){within}"
-
-
-def _in_the_end(made: Comparison) -> str:
-    last = made.last
-    if last.mean is None:
+def verdict(made: Difference, words: tuple[str, str] = ("higher", "lower")) -> str:
+    """A difference in words: which way, if that is certain, and how its interval compares with the paper's figure."""
+    if made.mean is None:
         return ""
-    if round(abs(last.mean), 2) == 0:
-        return "In the last epoch its accuracy is batch norm's."
-    points = f"{abs(last.mean):.2f}" + ("" if last.deviation is None else f" ± {last.deviation:.2f}")
-    where = "above" if last.mean >= 0 else "below"
-    sure = f" (95% interval of the mean: {inside})" if (inside := interval(last)) else ""
-    return f"In the last epoch it is {points} points {where} batch norm{sure}."
-
-
-def _time(made: Comparison) -> str:
-    if made.seconds.mean is None or made.base_seconds.mean is None:
-        return ""
-    return f"In training time that is {duration(made.seconds.mean)} instead of {duration(made.base_seconds.mean)}."
-
-
-def duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
+    if made.low is None or made.high is None:
+        return "cannot tell"
+    text = words[made.mean < 0] if made.sure else "cannot tell"
+    if not isinstance(made.paper, (int, float)):
+        return text
+    if made.low <= made.paper <= made.high:
+        return f"{text}, as in the paper" if made.sure else text
+    return f"{text}, {'more' if made.mean > made.paper else 'less'} than in the paper"

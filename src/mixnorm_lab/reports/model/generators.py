@@ -32,6 +32,11 @@ def lowest(run: Record) -> dict[str, Any] | None:
     return min(measured, key=lambda epoch: epoch[DISTANCE]) if measured else None
 
 
+def lowest_distances(group: Group) -> list[float | None]:
+    """The lowest distance of each run."""
+    return [None if (epoch := lowest(run)) is None else epoch[DISTANCE] for run in group.runs]
+
+
 def updates_to(run: Record, target: float) -> int | None:
     """Updates until the distance was first measured to be as low."""
     return next(

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, Measure, measure_of, row_key, values
 from mixnorm_lab.storage.records import Record
 
 NORM = ("name", "seed", "mixture", "norm", "norm_layers")  # what runs differ in that are compared
-PLAIN, RECALIBRATED = "test_error", "recalibrated_error"  # the two ways to evaluate
+WINDOW = 10  # epochs, the paper's
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,21 @@ class Group:
 
     def has(self, key: str) -> bool:
         """Whether every run that counts has this number, in some epoch."""
-        return bool(self.runs) and all(any(epoch.get(key) is not None for epoch in run.epochs) for run in self.runs)
+        name = row_key(self.config, key)
+        return bool(self.runs) and all(any(epoch.get(name) is not None for epoch in run.epochs) for run in self.runs)
+
+    @property
+    def refilled(self) -> bool:
+        """Whether its runs were evaluated with refilled statistics, too."""
+        return self.has(RECALIBRATED)
+
+    def judged_by(self, key: str = PLAIN) -> Measure:
+        return measure_of(self.config, key, self.runs)
 
 
 @dataclass(frozen=True)
 class Family:
-    """Groups that belong in one table: the same model, data, epochs and images to test on. Batch norm comes first.
+    """Groups that belong in one table: the same model, data, epochs, images to test on, and metric. Batch norm comes first.
 
     ``validation`` is the share of the training images that took the place of the test images.
     """
@@ -79,7 +89,11 @@ class Family:
     data: str
     epochs: int
     validation: float
+    metric: str
     groups: tuple[Group, ...]
+
+    def judged_by(self, key: str = PLAIN) -> Measure:
+        return measure_of(self.groups[0].config, key, [run for group in self.groups for run in group.runs])
 
     @property
     def side_by_side(self) -> bool:
@@ -98,12 +112,13 @@ def families(records: Iterable[Record]) -> list[Family]:
     by_settings: dict[str, list[Record]] = {}
     for record in records:
         by_settings.setdefault(record.config.name + _without(record.config, "name", "seed"), []).append(record)
-    found: dict[tuple[str, str, int, float], list[Group]] = {}
+    found: dict[tuple[str, str, int, float, str], list[Group]] = {}
     for runs in by_settings.values():
         once = _one_for_each_seed(runs)
         group = replace(_group(once), repeated=tuple(run for run in runs if _repeats(run, once)))
         config = group.config
-        found.setdefault((config.model, config.data, config.epochs, config.validation), []).append(group)
+        key = config.model, config.data, config.epochs, config.validation, config.metric
+        found.setdefault(key, []).append(group)
     return [Family(*key, tuple(_labelled(sorted(groups, key=_order)))) for key, groups in found.items()]
 
 
@@ -167,24 +182,9 @@ def partner(group: Group, groups: Iterable[Group]) -> Group | None:
     return next((other for other in same if _without(other.config, *NORM) == settings), None)
 
 
-def values(run: Record, key: str, scale: float = 1.0) -> np.ndarray:
-    """A number of every epoch, (epochs,), NaN where there is none."""
-    return np.array([np.nan if epoch.get(key) is None else scale * epoch[key] for epoch in run.epochs], dtype=float)
-
-
 def last_value(run: Record, key: str) -> float | None:
     """A number of the last epoch."""
     return run.epochs[-1].get(key) if run.epochs else None
-
-
-def accuracy(run: Record, key: str = PLAIN, until: int | None = None) -> float | None:
-    """The largest accuracy in % in the first ``until`` epochs, or None where they were not reached."""
-    errors = values(run, key, 100.0)
-    if until is not None:
-        if not run.epochs or run.epochs[-1]["epoch"] < until:
-            return None
-        errors = errors[[epoch["epoch"] <= until for epoch in run.epochs]]
-    return None if np.isnan(errors).all() else float(100 - np.nanmin(errors))
 
 
 def quarters(epochs: int) -> list[int]:
@@ -192,16 +192,55 @@ def quarters(epochs: int) -> list[int]:
     return [max(1, epochs * part // 4) for part in (1, 2, 3, 4)]
 
 
-def reached(run: Record, target: float, key: str = PLAIN) -> dict[str, Any] | None:
-    """The first epoch with at least this accuracy in %."""
-    enough = 100 - values(run, key, 100.0) >= target - 1e-9
+def last_epochs(epochs: int) -> int:
+    """How many epochs at the end a run is judged by: ten, or the last tenth of a training of fewer than a hundred."""
+    return max(1, min(WINDOW, epochs // 10))
+
+
+def in_the_end(run: Record, measure: Measure) -> float | None:
+    """The mean over the last epochs that a run has."""
+    line = measure.values(run)[-last_epochs(run.config.epochs) :]
+    return None if np.isnan(line).all() else float(np.nanmean(line))
+
+
+def best(run: Record, measure: Measure, until: int | None = None) -> float | None:
+    """The best of one evaluation in the first ``until`` epochs, or None where they were not reached."""
+    line = measure.values(run)
+    if until is not None:
+        if not run.epochs or run.epochs[-1]["epoch"] < until:
+            return None
+        line = line[[epoch["epoch"] <= until for epoch in run.epochs]]
+    return measure.best(line)
+
+
+def average(run: Record, measure: Measure) -> float | None:
+    """The mean over all epochs."""
+    line = measure.values(run)
+    return None if np.isnan(line).all() else float(np.nanmean(line))
+
+
+def unsteadiness(run: Record, measure: Measure) -> float | None:
+    """The deviation within windows of ten epochs, in the mean over all such windows; None of fewer than twenty epochs."""
+    line = measure.values(run)
+    if len(line) < 2 * WINDOW or np.isnan(line).any():
+        return None
+    return float(np.lib.stride_tricks.sliding_window_view(line, WINDOW).std(axis=1, ddof=1).mean())
+
+
+def final_loss(run: Record, key: str = "train_loss") -> float | None:
+    """The mean training loss over the last epochs; ``train_eval_loss`` is there of the last one alone."""
+    if key == "train_eval_loss":
+        return last_value(run, key)
+    line = values(run, key)[-last_epochs(run.config.epochs) :]
+    return None if np.isnan(line).all() else float(np.nanmean(line))
+
+
+def reached(run: Record, target: float, measure: Measure) -> dict[str, Any] | None:
+    """The first epoch that is as good as a target."""
+    enough = measure.there(measure.values(run), target)
     return run.epochs[int(np.argmax(enough))] if enough.any() else None
 
 
-def target(run: Record, base: Group, key: str = PLAIN) -> float | None:
-    """The accuracy that a run is to reach: that of batch norm with its seed or, where that was not run, of all its seeds."""
-    bests = {other.config.seed: accuracy(other, key) for other in base.runs}
-    if bests.get(run.config.seed) is not None:
-        return bests[run.config.seed]
-    there = [best for best in bests.values() if best is not None]
-    return float(np.mean(there)) if there else None
+def is_busy(run: Record) -> bool:
+    """Whether other work was on the machine in the course of a run, so that its seconds say nothing."""
+    return any(epoch.get("busy") for epoch in run.epochs)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mixnorm_lab.reports.model.comparison import compare
-from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, Group, partner, values
+from mixnorm_lab.reports.model.groups import Family, Group, best, partner, reached
+from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, values
 from mixnorm_lab.reports.plots.panels import Panel, panels, styles
 from mixnorm_lab.reports.plots.style import (
     BLUE,
@@ -23,6 +23,7 @@ from mixnorm_lab.reports.plots.style import (
     save,
     slug,
 )
+from mixnorm_lab.tables import Measured
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,9 +65,7 @@ def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]
     return made + [errors(panel, key) for key in further if there(key)]
 
 
-TITLES = {
-    PLAIN: ("Test error", "test error in %"),
-    RECALIBRATED: ("Test error, statistics refilled", "test error in %"),
+TITLES = {  # of what runs are not judged by, which has its own
     "train_error": ("Training error", "training error in %"),
     "train_loss": ("Training loss", "training loss"),
     "test_loss": ("Test loss", "test loss"),
@@ -75,8 +74,9 @@ TITLES = {
 
 def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     """A number of every epoch, with one standard deviation: over the seeds or, of one seed, within a window of epochs."""
-    title, axis_label = TITLES[key]
-    scale = 100.0 if key.endswith("error") else 1.0
+    measure = panel.groups[0].judged_by(key)
+    judged = key in (PLAIN, RECALIBRATED)
+    title, axis_label = (measure.title, measure.axis_label) if judged else TITLES[key]
     figure, axis = new_figure(f"{title}: {panel.title}", "epoch", axis_label)
     drawn: list[np.ndarray] = []
     words: dict[str, bool] = {}  # what the spread is over, each once
@@ -86,7 +86,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not group.has(key):
             continue
-        x, all_values = _measured(group, key, scale)
+        x, all_values = _measured(group, key)
         if one_epoch:  # beside each other
             x = x + APART * (len(drawn) - (number - 1) / 2)
         if len(all_values) > 1:
@@ -103,7 +103,7 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
         _spread(axis, x, centre, deviation, style["color"])
         drawn.append(line)
         edges += [centre - deviation, centre + deviation] if len(x) <= FEW else []
-    _limits(axis, drawn, edges)
+    _limits(axis, drawn, edges, falls=not judged or measure.shown_lower_is_better)
     if one_epoch:
         _only(axis, 1)
     legend_below(figure)
@@ -115,21 +115,23 @@ def errors(panel: Panel, key: str) -> tuple[Picture, Figure]:
 
 
 def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
-    """The lowest test error so far against steps or seconds, and where batch norm's best is reached."""
+    """The best so far against steps or seconds, and where batch norm's best is reached."""
+    measure = panel.groups[0].judged_by()
     name = "steps" if against == "steps" else "time"
     ends = [run.epochs[-1][against] for group in panel.groups for run in group.runs]
     unit, axis_label = _unit(against, max((end for end in ends if end is not None), default=0.0))
     title = f"Best so far against {name}: {panel.title}"
-    figure, axis = new_figure(title, axis_label, "lowest test error so far, %")
+    figure, axis = new_figure(title, axis_label, f"{measure.axis_label}, best so far")
     drawn: list[np.ndarray] = []
     edges: list[np.ndarray] = []
     dots: list[str] = []
     for group, label, style in zip(panel.groups, panel.labels, styles(panel.groups), strict=True):
         if not (group.has(PLAIN) and group.has(against)):
             continue
-        x = _over_seeds(group, against, 1 / unit)[1].mean(axis=0)
-        best = np.fmin.accumulate(_over_seeds(group, PLAIN, 100.0)[1], axis=1)
-        line, deviation = best.mean(axis=0), best.std(axis=0, ddof=1) if len(best) > 1 else np.zeros(len(x))
+        x = _over_seeds(group, against)[1].mean(axis=0) / unit
+        best_of = np.fmin if measure.shown_lower_is_better else np.fmax
+        so_far = best_of.accumulate(_over_seeds(group, PLAIN)[1], axis=1)
+        line, deviation = so_far.mean(axis=0), so_far.std(axis=0, ddof=1) if len(so_far) > 1 else np.zeros(len(x))
         _curve(axis, x, line, label, style)
         _spread(axis, x, line, deviation, style["color"])
         drawn.append(line)
@@ -137,10 +139,11 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
         base = partner(group, panel.groups)
         if base is None:
             continue
-        made = compare(group, base)
-        when = made.steps if against == "steps" else made.seconds
-        assert made.base_best.mean is not None  # the base has test errors
-        level = 100 - made.base_best.mean
+        goal = Measured.over(best(run, measure) for run in base.runs).mean
+        if goal is None:
+            continue
+        level = measure.shown_value(goal)
+        when = Measured.over(epoch[against] if (epoch := reached(run, goal, measure)) else None for run in group.runs)
         if group is base:
             axis.axhline(level, color=BLUE, lw=0.9, ls=style["linestyle"], alpha=0.7, zorder=1)
         elif when.mean is not None:
@@ -149,10 +152,10 @@ def soonest(panel: Panel, against: str) -> tuple[Picture, Figure]:
             axis.errorbar(
                 when.mean / unit, level, fmt="o", ms=6.5, color=style["color"], mec="white", mew=1, zorder=5, **spread
             )
-    _limits(axis, drawn, edges, skip=8)
+    _limits(axis, drawn, edges, skip=8, falls=measure.shown_lower_is_better)
     axis.set_xlim(left=0)
     legend_below(figure)
-    caption = "Thin line: batch norm's best."
+    caption = "Thin line: batch norm's best, in the mean over its seeds."
     if dots:
         who = "mixture norm" if all(group.config.norm is None for group in panel.groups) else "another norm"
         caption += f" Dot: where {who} gets there{max(dots)}."
@@ -237,16 +240,20 @@ def _components_map(title: str, layers: list[str], x: np.ndarray, used: np.ndarr
     return f"A row is a mixture norm, from {layers[0]} above to {layers[-1]} below.", figure
 
 
-def _over_seeds(group: Group, key: str, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Epochs (E,) and values (runs, E), as long as the shortest run."""
+def _over_seeds(group: Group, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Epochs (E,) and values (runs, E), as long as the shortest run; errors in %."""
     count = min(len(run.epochs) for run in group.runs)
     x = np.array([epoch["epoch"] for epoch in group.runs[0].epochs[:count]])
+    if key in (PLAIN, RECALIBRATED):
+        measure = group.judged_by(key)
+        return x, np.array([measure.shown(run)[:count] for run in group.runs])
+    scale = 100.0 if key.endswith("error") else 1.0
     return x, np.array([values(run, key, scale)[:count] for run in group.runs])
 
 
-def _measured(group: Group, key: str, scale: float) -> tuple[np.ndarray, np.ndarray]:
+def _measured(group: Group, key: str) -> tuple[np.ndarray, np.ndarray]:
     """As :func:`_over_seeds`, without the epochs in which it was not measured for all."""
-    x, found = _over_seeds(group, key, scale)
+    x, found = _over_seeds(group, key)
     there = ~np.isnan(found).any(axis=0)
     return x[there], found[:, there]
 
@@ -268,10 +275,10 @@ def _unit(against: str, largest: float) -> tuple[float, str]:
     )
 
 
-def _limits(axis: Any, lines: Sequence[np.ndarray], edges: Sequence[np.ndarray], skip: int = 20) -> None:
+def _limits(axis: Any, lines: Sequence[np.ndarray], edges: Sequence[np.ndarray], skip: int = 20, falls: bool = True) -> None:
     """Errors that fall by a large factor stand on a logarithmic axis; others without the first, steepest 1/skip.
 
-    ``edges`` are of spreads that are to be seen whole.
+    ``edges`` are of spreads that are to be seen whole. Without ``falls`` the lines rise, as accuracies do.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -281,6 +288,12 @@ def _limits(axis: Any, lines: Sequence[np.ndarray], edges: Sequence[np.ndarray],
         return
     low, high = min(line.min() for line in there), max(line.max() for line in there)
     lowest, highest = min([low, *_flat(edges)]), max([high, *_flat(edges)])
+    settled = [line[len(line) // skip] for line in there]
+    if not falls:
+        bottom = min([*settled, *_flat(edges)])
+        margin = 0.04 * (highest - bottom) or 1.0
+        axis.set_ylim(bottom - margin, highest + margin)
+        return
     if low > 0 and high / low > 6:
         axis.set_yscale("log")
         axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
@@ -289,7 +302,7 @@ def _limits(axis: Any, lines: Sequence[np.ndarray], edges: Sequence[np.ndarray],
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
         return
-    top = max([*(line[len(line) // skip] for line in there), *_flat(edges)])
+    top = max([*settled, *_flat(edges)])
     margin = 0.04 * (top - lowest) or 1.0
     axis.set_ylim(lowest - margin, top + margin)
 

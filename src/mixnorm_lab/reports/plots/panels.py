@@ -56,6 +56,8 @@ def _shown_in(panel: str, groups: list[Group]) -> list[Group]:
 
 def _paper_label(group: Group, panel: str) -> str:
     mixture = group.config.mixture
+    if panel.startswith(("best/", "averaged/")) and group.is_batch_norm:
+        return "batch norm"
     if panel.startswith("averaged/"):
         return _name(group) if mixture is None else _inference(mixture.options)
     differing = group.label.removesuffix(")").partition(" (")[2]

@@ -21,9 +21,9 @@ def build(report: Report, folder: Path, pictures: str = "png") -> str:
 
 
 def _section(section: Section, pictures: Path, folder: Path, kind: str) -> list[str]:
-    lines = [f"## {escape_markdown(section.title)}"]
+    lines = [f"## {escape_markdown(section.title)}"] if section.title else []
     for text in (*section.said, *map(escape_markdown, section.text)):
-        lines += ["", text]
+        lines += [*([""] if lines else []), text]
     for table in section.tables:
         lines += [] if table.title == section.title else ["", f"### {escape_markdown(table.title)}"]
         lines += ["", table.markdown()]

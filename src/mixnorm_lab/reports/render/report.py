@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mixnorm_lab.reports.model.groups import RECALIBRATED, Family
+from mixnorm_lab.reports.model.groups import Family
 from mixnorm_lab.reports.plots import curves, densities, distance_curves
 from mixnorm_lab.reports.plots.style import Picture
 from mixnorm_lab.reports.tables import cost, details
@@ -17,8 +17,8 @@ from mixnorm_lab.storage.measurements import Row
 from mixnorm_lab.tables import Table
 
 READING = (
-    "Accuracies are the largest so far on the test images, for both norms alike, as in the paper. "
-    "A step is one gradient update. Seconds are of training alone, without evaluation."
+    "A run is judged by the mean of its last ten epochs; in a training of fewer than a hundred, of its last tenth, and at "
+    "least the last one. A step is one gradient update. Seconds are of training alone, without evaluation."
 )
 REFILLED = (
     "Running statistics lag behind the weights while the learning rate is large, for every norm. "
@@ -87,9 +87,7 @@ def assemble(
         if error.name != "matplotlib":
             raise
         missing = (NO_PICTURES,)
-    several = any(family.side_by_side for family in families)
-    reading = READING.replace("both norms", "all norms") if several else READING
-    sections = [Section("Results", *_results(outcome.plain, (reading,)))]
+    sections = [Section("Results", *_results(outcome.plain, (READING,)))]
     told = tuple(table for table in outcome.distances if table.rows)
     sections.append(Section("Generators", tables=told, pictures=tuple(made)))
     open_runs = details.unfinished([*families, *generators])
@@ -97,7 +95,7 @@ def assemble(
         sections.append(Section("Runs that are not finished", tables=(open_runs,)))
     first = [picture for picture in pictures if not _is_further(picture)]
     sections.append(Section("Curves", text=missing, pictures=tuple(first)))
-    if any(group.has(RECALIBRATED) for family in families for group in family.groups):
+    if any(group.refilled for family in families for group in family.groups):
         text = (REFILLED, *outcome.refilled.answers)
         sections.append(Section("Results with refilled statistics", *_results(outcome.refilled, text)))
     further = tuple(picture for picture in pictures if _is_further(picture))
@@ -107,7 +105,7 @@ def assemble(
         sections.append(Section("What it costs", tables=(cost.table(cost_rows),)))
     every = tuple(table for family in (*families, *generators) for table in details.settings(family))
     sections.append(Section("Settings", tables=every, folded=True))
-    sections.append(Section("Every run", tables=(details.runs(families),) if families else (), folded=True))
+    sections.append(Section("Every run", tables=tuple(details.runs(families)), folded=True))
     sections.append(Section("Where the figures come from", tables=(details.environments(outcome.records),), folded=True))
     kept = tuple(section for section in sections if section.text or section.tables or section.pictures)
     answers = (*(_answers(outcome.plain) if families else ()), *outcome.distance_answers)
@@ -142,7 +140,7 @@ def _results(way: Evaluated, text: tuple[str, ...]) -> tuple[tuple[str, ...], tu
     found: list[Table] = []
     for family, tables in zip(way.families, way.tables, strict=True):
         if any(group.has(way.key) for group in family.groups):
-            found += tables
+            found += [table for table in tables if table.rows]
     return text if found else (), tuple(found)
 
 
@@ -178,16 +176,19 @@ def _key_numbers(way: Evaluated) -> tuple[tuple[str, str], ...]:
         return ()
     [(_, one)] = way.comparisons
     found = []
-    if one.fewer_steps is not None:
-        word = "fewer" if one.fewer_steps >= 0 else "more"
-        within = ", within the spread" if one.as_soon else ""
-        found.append((f"{abs(one.fewer_steps):.0f}%", f"{word} steps to batch norm's best{within}"))
-    else:
-        found.append((f"{one.steps.n} of {one.steps.of}", "runs reached batch norm's best"))
-    if one.gain.mean is not None:
-        spread = "" if one.gain.deviation is None else f" ± {one.gain.deviation:.2f}"
-        found.append((f"{one.gain.mean:+.2f}{spread}".replace("-", "−"), "points of best accuracy"))
-    if one.less_time is not None:
-        found.append((f"{abs(one.less_time):.0f}%", f"{'less' if one.less_time >= 0 else 'more'} training time to it"))
-    found.append((str(one.gain.of), "seeds" if one.gain.of > 1 else "seed"))
+    measure, end, target = one.measure, one.end, one.furthest
+    if end.mean is not None:
+        sure = "" if end.sure else ", which may be chance"
+        what = f"{measure.points} of {measure.name}" if measure.points else f"of {measure.name}"
+        found.append((measure.text(end.mean, signed=True), f"{what} in the end{sure}"))
+    if target is not None and target.fewer.mean is not None:
+        word = "fewer" if target.fewer.mean >= 0.5 else "more" if target.fewer.mean <= -0.5 else "difference in"
+        goal = f"{target.value:.{max(0, measure.digits - 1)}f}{measure.unit}"
+        sure = "" if target.fewer.sure else ", which may be chance"
+        found.append((f"{abs(target.fewer.mean):.0f}%", f"{word} steps to {goal}{sure}"))
+        if target.less_time is not None and target.less_time.mean is not None:
+            word = "less" if target.less_time.mean >= 0 else "more"
+            sure = "" if target.less_time.sure else ", which may be chance"
+            found.append((f"{abs(target.less_time.mean):.0f}%", f"{word} training time to it{sure}"))
+    found.append((str(end.of), "seeds" if end.of > 1 else "seed"))
     return tuple(found)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from mixnorm_lab.config.fields import rows as rows_of
-from mixnorm_lab.reports.model.comparison import duration
-from mixnorm_lab.reports.model.groups import RECALIBRATED, Family, Group, accuracy, reached
+from mixnorm_lab.reports.model.groups import Family, Group, best, in_the_end, reached
+from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, Measure, measure_of
+from mixnorm_lab.reports.model.sentences import duration
 from mixnorm_lab.reports.tables.results import RUN
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Column, Table, Value, text_column
@@ -31,17 +32,28 @@ def unfinished(families: Sequence[Family]) -> Table:
     return Table("Runs that are not finished", columns, rows).used()
 
 
-def runs(families: Sequence[Family]) -> Table:
-    """Every run by itself."""
+def runs(families: Sequence[Family]) -> Sequence[Table]:
+    """Every run by itself, a table for each metric."""
+    by_metric: dict[str, list[Family]] = {}
+    for family in families:
+        by_metric.setdefault(family.metric, []).append(family)
+    return [_runs(found, len(by_metric) > 1) for found in by_metric.values()]
+
+
+def _runs(families: Sequence[Family], named: bool) -> Table:
+    everything = [run for family in families for group in family.groups for run in group.runs]
+    measure = measure_of(families[0].groups[0].config, PLAIN, everything)
+    refilled = measure_of(families[0].groups[0].config, RECALIBRATED, everything)
     columns = [
         RUN, Column("seed", "seed", digits=0), Column("epochs", "epochs", digits=0),
-        Column("best", "best accuracy", unit="%"), Column("best_epoch", "in epoch", digits=0),
-        Column("last", "last accuracy", unit="%"),
-        Column("refilled", "best, statistics refilled", unit="%"), text_column("training", "training"),
-        text_column("all", "in all"), text_column("folder", "folder"),
+        Column("end", f"{measure.name} in the end", measure.digits, measure.unit),
+        Column("best", measure.best_word, measure.digits, measure.unit), Column("best_epoch", "in epoch", digits=0),
+        Column("refilled", "in the end, statistics refilled", measure.digits, measure.unit),
+        text_column("training", "training"), text_column("all", "in all"), text_column("folder", "folder"),
     ]  # fmt: skip
-    rows = [{"run": group.name, **_run_row(run), "folder": folder} for group, run, folder in _all(families) if run.epochs]
-    return Table("Every run", columns, rows).used()
+    found = [(group, run, folder) for group, run, folder in _all(families) if run.epochs]
+    rows = [{"run": group.name, **_run_row(run, measure, refilled), "folder": folder} for group, run, folder in found]
+    return Table(f"Every run, {measure.name}" if named else "Every run", columns, rows).used()
 
 
 def _all(families: Sequence[Family]) -> list[tuple[Group, Record, str]]:
@@ -60,16 +72,16 @@ def _all(families: Sequence[Family]) -> list[tuple[Group, Record, str]]:
     return [(group, run, named(run)) for group, run in found]
 
 
-def _run_row(run: Record) -> dict[str, Value]:
-    last, best = run.epochs[-1], accuracy(run)
-    first = None if best is None else reached(run, best)
+def _run_row(run: Record, measure: Measure, refilled: Measure) -> dict[str, Value]:
+    last, top = run.epochs[-1], best(run, measure)
+    first = None if top is None else reached(run, top, measure)
     return {
         "seed": run.config.seed,
         "epochs": last["epoch"],
-        "best": best,
+        "end": in_the_end(run, measure),
+        "best": top,
         "best_epoch": None if first is None else first["epoch"],
-        "last": None if last["test_error"] is None else 100 - 100 * last["test_error"],
-        "refilled": accuracy(run, RECALIBRATED),
+        "refilled": in_the_end(run, refilled),
         "training": None if last["train_seconds"] is None else duration(last["train_seconds"]),
         "all": None if last["seconds"] is None else duration(last["seconds"]),
     }

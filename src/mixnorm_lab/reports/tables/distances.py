@@ -6,16 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mixnorm_lab.config.run_config import FEATURES
-from mixnorm_lab.reports.model.generators import DISTANCE, feature_labels, is_fid, lowest, paper_fid, title, to_lowest
+from mixnorm_lab.reports.model.comparison import verdict
+from mixnorm_lab.reports.model.generators import (
+    DISTANCE,
+    feature_labels,
+    is_fid,
+    lowest,
+    lowest_distances,
+    paper_fid,
+    title,
+    to_lowest,
+)
 from mixnorm_lab.reports.model.groups import Family, partner
+from mixnorm_lab.reports.model.statistics import difference, holm
 from mixnorm_lab.reports.tables.results import RUN, SEEDS, mixture_text, seeds
-from mixnorm_lab.tables import Column, Measured, Table, Value, text_column
+from mixnorm_lab.tables import Column, Difference, Measured, Table, Value, text_column
 
 
 def distances(family: Family, paper: bool = True) -> Table:
     """The lowest distance, and the updates to batch norm's lowest with the same seed."""
     columns = [
-        RUN, SEEDS, Column("best", "lowest distance"), Column("at", "after updates", digits=0),
+        RUN, SEEDS, Column("best", "lowest distance"), Column("beyond", "beyond batch norm's"),
+        text_column("verdict", "which is"), Column("at", "after updates", digits=0),
         Column("steps", "updates to batch norm's lowest", digits=0, missing="never"),
         Column("fewer", "fewer updates", digits=0, unit="%"), Column("ms", "ms an update"),
         text_column("features", "features"), text_column("mixture", "layers, K, EM iter."),
@@ -33,6 +45,9 @@ def distances(family: Family, paper: bool = True) -> Table:
         if base is not None and base.has(DISTANCE) and feature_labels(base) == feature_labels(group):
             ours, theirs = to_lowest(group, base), to_lowest(base, base)
             row["steps"] = replace(ours, paper=told.get("steps_to_bn"))
+            if not group.is_batch_norm:
+                [found] = holm([difference(lowest_distances(group), lowest_distances(base))])
+                row |= {"beyond": found, "verdict": verdict(found)}
             if not group.is_batch_norm and ours.mean is not None and theirs.mean and ours.n == ours.of:
                 said = paper_fid(base).get("steps_to_bn") if paper else None
                 share = 100 * (1 - told["steps_to_bn"] / said) if said and "steps_to_bn" in told else None
@@ -71,16 +86,25 @@ def answers(families: Sequence[Family]) -> list[str]:
             if feature_labels(group) != feature_labels(base):
                 found.append(f"{group.label}: its {name} is of other features than batch norm's, and cannot be compared.")
                 continue
-            ours, theirs = (Measured.over(lowest(run)[DISTANCE] for run in g.runs) for g in (group, base))  # type: ignore[index]
+            ours, theirs = (Measured.over(lowest_distances(one)) for one in (group, base))
+            [made] = holm([difference(lowest_distances(group), lowest_distances(base))])
             steps, of_base = to_lowest(group, base), to_lowest(base, base)
             when = f"in {steps.mean:,.0f} updates instead of {of_base.mean:,.0f}" if steps.n == steps.of else ""
             when = when or f"in {steps.n} of {steps.of} runs"
             runs = f"{len(group.runs)} seed{'s' * (len(group.runs) > 1)}"
             found.append(
                 f"Mixture norm's generator reached batch norm's lowest {name} ({number.text(theirs)}) {when}; its own "
-                f"lowest is {number.text(ours)} ({runs})."
+                f"lowest is {number.text(ours)} ({runs}). {_told(made)}"
             )
     return found
+
+
+def _told(made: Difference) -> str:
+    """Whether the norms can be told apart."""
+    if made.mean is None or made.low is None:
+        return "One seed each cannot tell the norms apart." if min(made.n, made.base_n) < 2 else ""
+    inside = f"{Column('', '').text(made).partition(', n ')[0]}"
+    return f"The difference, {inside}, is certain." if made.sure else f"The difference, {inside}, may be chance."
 
 
 def _notes(family: Family, paper: bool) -> list[str]:

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mixnorm_lab.reports.model import comparison
+from mixnorm_lab.reports.model import comparison, sentences
 from mixnorm_lab.reports.model.comparison import Comparison
-from mixnorm_lab.reports.model.groups import PLAIN, RECALIBRATED, Family, families
-from mixnorm_lab.reports.tables import distances, side_by_side
-from mixnorm_lab.reports.tables.results import accuracies, speed
+from mixnorm_lab.reports.model.groups import Family, families
+from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED
+from mixnorm_lab.reports.tables import distances
+from mixnorm_lab.reports.tables.results import by_quarters, ends, steps
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tables import Table
 
@@ -24,27 +25,27 @@ class Evaluated:
 
     @cached_property
     def comparisons(self) -> list[tuple[Family, Comparison]]:
-        """Each batch norm beside its best mixture norm, or every norm beside batch norm."""
-        return [(family, made) for family in self.families for made in comparison.best_comparisons(family, self.key)]
+        """Every norm beside batch norm."""
+        return [(family, made) for family in self.families for made in comparison.comparisons(family, self.key)]
 
     @cached_property
     def answers(self) -> list[str]:
-        return comparison.answers(self.comparisons)
+        return sentences.answers(self.comparisons)
 
     @cached_property
     def tables(self) -> list[tuple[Table, ...]]:
-        """For each family its accuracies, and the steps to batch norm's best; of norms side by side a table of all first."""
-        found: list[tuple[Table, ...]] = []
-        for family in self.families:
-            first = (side_by_side.table(family, self.key),) if family.side_by_side else ()
-            found.append((*first, accuracies(family, self.key), speed(family, self.key)))
-        return found
+        """For each family how good its norms are in the end, the steps to fixed targets, and the best after each quarter."""
+        return [(ends(one, self.key), steps(one, self.key), by_quarters(one, self.key)) for one in self.families]
 
     @property
     def shown(self) -> list[tuple[Table, ...]]:
-        """What a terminal shows of these: of norms side by side the one table."""
-        pairs = zip(self.families, self.tables, strict=True)
-        return [tables[:1] if family.side_by_side else tables for family, tables in pairs]
+        """What a terminal has room for: of norms side by side the first table alone."""
+        shown = []
+        for family, (first, second, _) in zip(self.families, self.tables, strict=True):
+            left_out = ("average", "unsteady", *(["best"] if family.side_by_side else []))
+            tables = (first.without(*left_out), *([] if family.side_by_side else [second]))
+            shown.append(tuple(table for table in tables if table.rows))
+        return shown
 
 
 @dataclass(frozen=True)

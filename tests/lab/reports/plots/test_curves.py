@@ -33,9 +33,9 @@ def test_averaged_weights_have_a_figure_and_stand_in_the_papers_only_by_themselv
     both = averaged + [catalog_record(name) for name in names]
     found = {panel.name: panel.labels for panel in panels.panels(groups.families(both))}
     assert found["cifar-cnn-small-lr-cifar100"] == ("BN-2", "MN-2")
-    assert sorted(found["best-cifar100"]) == ["BN-2", "recommended form"]
+    assert sorted(found["best-cifar100"]) == ["batch norm", "recommended form"]
     ways = [f"mixture norm in all layers, {way}" for way in ("ensemble, T = 10", "steady, T = 40")]
-    assert found["averaged-cifar100"] == ("BN-2", *ways)
+    assert found["averaged-cifar100"] == ("batch norm", *ways)
     alone = {panel.name: panel.labels for panel in panels.panels(groups.families(averaged))}
     assert alone["cifar-cnn-small-lr-cifar100"] == ("BN-2, weights averaged", "MN-2, weights averaged")
 
