@@ -1,5 +1,6 @@
-"""What mkdocs does beside Markdown: pages from files outside of docs/, links to such files, the parts of the results."""
+"""What mkdocs does beside Markdown: pages from files outside of docs/ and from notebooks, links to such files, the parts of the results."""
 
+import ast
 import re
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
@@ -7,6 +8,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[2]
 # Files of the repository that are pages of the site, too.
@@ -15,6 +17,7 @@ PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "benchmarks/LOG.md": "project/benchmarks.md",
 }
+_REFERENCE = re.compile(r"^::: mixnorm\.([a-z]\w+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]\n]+)\]\(([^)\s:#]+)(#[\w-]+)?\)")
 
 
@@ -28,7 +31,18 @@ def on_config(config: MkDocsConfig) -> None:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for notebook in (ROOT / "docs").glob("*.ipynb"):
+        _add_notebook(notebook, files, config)
     return files
+
+
+def _add_notebook(path: Path, files: Files, config: MkDocsConfig) -> None:
+    """A notebook's page is what nbconvert makes of it, with the outputs that are kept in it."""
+    text, resources = MarkdownExporter().from_filename(str(path))
+    text = re.sub(r"^!\[png\]\(", "![](", text, flags=re.MULTILINE)
+    files.append(File.generated(config, f"{path.stem}.md", content=text))
+    for name, content in resources["outputs"].items():
+        files.append(File.generated(config, name, content=content))
 
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
@@ -46,7 +60,16 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
             return text if text.strip("`") == path else f"{text} (`{path}`)"
         return found[0]  # a mistake, which mkdocs tells of
 
-    return _LINK.sub(follow, markdown)
+    return _LINK.sub(follow, _REFERENCE.sub(_defined_in, markdown))
+
+
+def _defined_in(found: re.Match[str]) -> str:
+    """A function of mixnorm, by its module: ``mixnorm.convert`` is the name of a module as well."""
+    for statement in ast.parse((ROOT / "src" / "mixnorm" / "__init__.py").read_text()).body:
+        if isinstance(statement, ast.ImportFrom) and found[1] in {alias.name for alias in statement.names}:
+            options = f"{{heading: mixnorm.{found[1]}, toc_label: {found[1]}}}"
+            return f"::: {statement.module}.{found[1]}\n    options: {options}"
+    return found[0]
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
