@@ -1,5 +1,10 @@
-"""The documents as people meet them: the site builds without a warning, and the code of its first pages runs as it stands."""
+"""The documents as people meet them: the site builds without a warning, and the code of the first pages runs as it stands.
 
+The figures of the guide are those of the records, the measurements and the notebook that it names.
+"""
+
+import csv
+import importlib.util
 import os
 import re
 import subprocess
@@ -15,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 def blocks(path):
     """The Python of a document, each block with the line that it begins in."""
     text = (ROOT / path).read_text()
-    return [(text[: found.start()].count("\n") + 1, found[1]) for found in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)]
+    return [
+        (text[: found.start()].count("\n") + 1, found[1]) for found in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
+    ]
 
 
 def run(path):
@@ -36,7 +43,9 @@ def test_the_five_minute_start_runs(capsys):
 
 def test_the_readmes_code_runs():
     names = run("README.md")
-    assert not any(type(module).__module__.startswith("mixnorm") for module in names["model"].modules())  # reverted at the end
+    assert not any(
+        type(module).__module__.startswith("mixnorm") for module in names["model"].modules()
+    )  # reverted at the end
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +75,7 @@ def test_every_public_name_is_in_the_reference(site):
     reference = "".join(path.read_text() for path in (site / "api").glob("*.html"))
     modules = {"functional", "gmm", "fisher"}
     for name in set(mixnorm.__all__) - modules:
-        assert re.search(rf'<span class="doc doc-object-name[^>]*>mixnorm\.{name}<', reference), name
+        assert re.search(rf'<h[23] id="mixnorm\.[\w.]+" class="doc[^>]*>(?:\s|<[^>]*>)*mixnorm\.{name}\s*<', reference), name
     for module, name in (
         ("functional", "mixture_normalize"),
         ("functional", "mixture_inference"),
@@ -84,3 +93,77 @@ def test_equations_are_marked_for_the_browser(site):
     assert page.count('class="arithmatex"') >= 3
     assert ".. math::" not in page
     assert ":func:" not in page
+
+
+@pytest.fixture(scope="module")
+def guide():
+    return (ROOT / "docs" / "when.md").read_text()
+
+
+def cells(text, first):
+    """The other cells of the table's row that begins with this one."""
+    [row] = re.findall(rf"^\| {re.escape(first)} \|(.*)\|$", text, re.MULTILINE)
+    return [cell.strip() for cell in row.split("|")]
+
+
+def test_the_guides_gains_are_those_of_the_records(guide):
+    place = ROOT / "docs" / "site" / "pictures.py"
+    spec = importlib.util.spec_from_file_location("pictures", place)
+    pictures = importlib.util.module_from_spec(spec)
+    sys.modules["pictures"] = pictures
+    spec.loader.exec_module(pictures)
+    gains = pictures.gains()
+    assert len(gains) == 6
+    table = guide.partition("| model and data |")[2].partition("\n\n")[0]
+    told = [tuple(cell.strip() for cell in row.split("|")[-3:-1]) for row in table.splitlines()[2:]]
+    assert told == [(str(gain), str(gain.seeds)) for gain in gains]
+
+
+def test_the_guides_costs_on_a_gpu_are_those_of_the_measurements(guide):
+    with (ROOT / "benchmarks" / "h200.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["benchmark"] == "layer" and row["num_components"] == "3"]
+    ratios = {(row["case"], row["dtype"], row["mode"]): f"{float(row['ratio']):.2f}" for row in rows if not row["series"]}
+    layers = {(case, dtype) for case, dtype, _ in ratios}
+    assert len(layers) == 7
+    for case, dtype in layers:
+        told = cells(guide, f"{case.replace('x', '×')}, {dtype}")
+        assert told == [ratios[case, dtype, "graph"], ratios.get((case, dtype, "eager"), "")]
+
+
+def test_the_guides_costs_on_a_cpu_are_those_of_the_measurements(guide):
+    with (ROOT / "benchmarks" / "cpu_layer.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["ratio"] and row["benchmark"] in ("training step", "evaluation")]
+    for case in ("64x128x8x8", "64x448x8x8", "64x64x32x32"):
+        told = []
+        for what in ("training step", "evaluation"):
+            found = [float(row["ratio"]) for row in rows if row["case"].startswith(case) and row["benchmark"] == what]
+            assert len(found) == 6  # three runs of two kinds of data
+            told.append(f"{min(found):.1f} to {max(found):.1f}")
+        assert cells(guide, case.replace("x", "×")) == told
+
+
+def test_the_notebook_runs_and_shows_what_its_text_and_the_guide_say(guide):
+    import nbformat
+    from jupyter_client import AsyncKernelManager
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "docs" / "look-inside.ipynb", as_version=4)
+    kept = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    told = re.findall(r"[\d.]+%", "".join(re.findall(r"^\| (?:digits|a table).*$", guide, re.MULTILINE)))
+    assert len(told) == 12
+    assert all(figure in kept for figure in told)
+
+    notebook.cells.append(
+        nbformat.v4.new_code_cell(
+            """
+            batch_norm, paper, safe = (min(seen.values()) for seen in tuned.values())
+            assert batch_norm > 0.97 and safe > batch_norm - 0.01 and paper < batch_norm - 0.03
+            batch_norm, paper, safe = (sum(found) / len(found) for found in tabular.values())
+            assert batch_norm > 0.95 and safe > 0.95 and paper < 0.9
+            assert (skew > 0).sum() > len(skew) / 2  # long tails
+            centres, widths = (mixture.means - points.mean(0)).abs(), mixture.variances.sqrt()
+            assert (centres.mean(1) < widths.mean(1)).all()
+            """.replace("\n" + 12 * " ", "\n")
+        )
+    )
+    NotebookClient(notebook, km=AsyncKernelManager(transport="ipc"), timeout=300).execute()

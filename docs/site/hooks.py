@@ -1,4 +1,4 @@
-"""What mkdocs does beside Markdown: pages from files outside of docs/ and from notebooks, links to such files, the parts of the results."""
+"""What mkdocs does beside Markdown: pages from notebooks and from files outside of docs/, links, parts of the results."""
 
 import ast
 import re

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -114,48 +116,75 @@ def terms(path: Path) -> None:
     figure.savefig(path)
 
 
-def result(path: Path) -> None:
-    """How far norms are above batch norm, with Welch's 95% interval where there are three seeds or more."""
-    held_out = ROOT / "benchmarks" / "records" / "resnet-18" / "cifar100-held-out"
+HELD_OUT = ROOT / "benchmarks" / "records" / "resnet-18" / "cifar100-held-out"
+CONFIRMED = 3  # seeds, from which on an interval is worth drawing
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How far a norm is above batch norm, in points of accuracy, with Welch's 95% interval."""
+
+    where: str
+    norm: str
+    points: float
+    interval: tuple[float, float] | None
+    seeds: int
+
+    def __str__(self) -> str:
+        text = f"{self.points:+.2f}"
+        if self.interval is not None:
+            text += f" [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
+        return text.replace("-", "−")
+
+
+def gains() -> list[Gain]:
+    """From the records in results/ and benchmarks/records: the best of a training in the former, its end in the latter."""
+    paper = "mixture norm, the paper's form"
+    gates = "mixture-norm,scale=unit,within=learned,between=learned,activation=None"
     parabola = "mixture-norm,num_components=1,deviation=learned,activation=None"
-    safe = "mixture-norm,scale=unit,within=learned,between=learned,activation=None"
-    groups = (
-        ("Small CNN, CIFAR-100, test images", ROOT / "results/cifar-cnn/cifar100/bn-2", _best, (
-            ("mixture norm, the paper's form", ROOT / "results/best/cifar100"),
-        )),
-        ("Small CNN, CIFAR-10, test images", ROOT / "results/cifar-cnn/cifar10/bn-2", _best, (
-            ("mixture norm, the paper's form", ROOT / "results/best/cifar10"),
-        )),
-        ("ResNet-18, CIFAR-100, held-out images", held_out / "batch-norm", _last, (
-            ("mixture norm, the paper's form", held_out / "mixture-norm"),
-            ("ghost batch norm of 32", held_out / "ghost-32"),
-            ("the deviation part alone (K = 1)", held_out / parabola),
-            ("mixture norm, the safe form", held_out / safe),
-        )),
-    )  # fmt: skip
+    found = []
+    for data in ("cifar100", "cifar10"):
+        base, own = (_best(ROOT / "results" / run) for run in (f"cifar-cnn/{data}/bn-2", f"best/{data}"))
+        found.append(_gain(f"Small CNN, {data.upper().replace('R1', 'R-1')}, test images", paper, own, base))
+    base = _last(HELD_OUT / "batch-norm")
+    for norm, folder in (
+        (paper, "mixture-norm"),
+        ("ghost batch norm of 32", "ghost-32"),
+        ("the deviation part alone (K = 1)", parabola),
+        ("mixture norm, the safe form", gates),
+    ):
+        found.append(_gain("ResNet-18, CIFAR-100, held-out images", norm, _last(HELD_OUT / folder), base))
+    return found
+
+
+def _gain(where: str, norm: str, own: list[float], base: list[float]) -> Gain:
+    interval = None
+    if len(own) >= CONFIRMED:
+        low, high = stats.ttest_ind(own, base, equal_var=False).confidence_interval(0.95)
+        interval = float(low), float(high)
+    return Gain(where, norm, mean(own) - mean(base), interval, len(own))
+
+
+def result(path: Path) -> None:
+    """The gains, hollow where there are too few seeds for an interval."""
     figure = Figure(figsize=(8.6, 4.6))
     axis = figure.subplots(gridspec_kw={"left": 0.34, "right": 0.74, "top": 0.99, "bottom": 0.12})
     beside = axis.get_yaxis_transform()  # x in widths of the axis, y in rows
     axis.axvline(0, color=INK, lw=1)
-    row = 0.0
-    for title, base_folder, measure, rows in groups:
-        axis.text(-0.84, row, title, color=INK, fontweight="bold", va="center", transform=beside, backgroundcolor="white")
-        base = measure(base_folder)
-        for name, folder in rows:
-            row += 1
-            own = measure(folder)
-            gain = mean(own) - mean(base)
-            text, color = f"{gain:+.2f}", demo.ORANGE if name.startswith("ghost") else demo.BLUE
-            if len(own) >= 3:
-                low, high = stats.ttest_ind(own, base, equal_var=False).confidence_interval(0.95)
-                axis.plot((low, high), (row, row), color=color, lw=2)
-                text += f" [{low:.2f}, {high:.2f}]".replace("-", "−")
-            seeds = "1 seed" if len(own) == 1 else f"{len(own)} seeds"
-            axis.scatter(gain, row, color=color if len(own) >= 3 else "white", edgecolors=color, s=45, zorder=3)
-            axis.text(-0.8, row, name, color=INK, fontsize=10, va="center", transform=beside)
-            axis.text(1.03, row, f"{text}, {seeds}", color=INK, fontsize=9, va="center", transform=beside)
+    row = -1.5
+    for where, members in groupby(gains(), key=lambda gain: gain.where):
         row += 1.5
-    axis.set(xlim=(-0.7, 4), ylim=(row - 1, -0.7), yticks=[])
+        axis.text(-0.84, row, where, color=INK, fontweight="bold", va="center", transform=beside, backgroundcolor="white")
+        for gain in members:
+            row += 1
+            color = demo.ORANGE if gain.norm.startswith("ghost") else demo.BLUE
+            if gain.interval:
+                axis.plot(gain.interval, (row, row), color=color, lw=2)
+            axis.scatter(gain.points, row, color=color if gain.interval else "white", edgecolors=color, s=45, zorder=3)
+            seeds = "1 seed" if gain.seeds == 1 else f"{gain.seeds} seeds"
+            axis.text(-0.8, row, gain.norm, color=INK, fontsize=10, va="center", transform=beside)
+            axis.text(1.03, row, f"{gain}, {seeds}", color=INK, fontsize=9, va="center", transform=beside)
+    axis.set(xlim=(-0.7, 4), ylim=(row + 0.5, -0.7), yticks=[])
     axis.set_xlabel("points of accuracy above batch norm")
     axis.spines["left"].set_visible(False)
     figure.savefig(path)
