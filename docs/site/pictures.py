@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 INK, GREY, LIGHT = demo.INK, demo.GREY, "#dddddd"
 SHADES = ("#bbccee", "#6699cc", "#224488")
 WEIGHTS, MEANS, DEVIATIONS = (0.65, 0.35), (-1.5, 2.5), (0.5, 1.2)
-STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "savefig.dpi": 110}
+STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK, "savefig.dpi": 144}
 
 
 def two_modes() -> GaussianMixture:
@@ -49,7 +49,7 @@ def forms(path: Path) -> None:
         ("between: b", "how much of the component's place stays; g = 1", "between", {"within": 1.0}),
         ("deviation: d", "a bend in each component; g = 0, b = 1", "deviation", {"within": 0.0, "between": 1.0}),
     )
-    figure = Figure(figsize=(8.6, 9.6), layout="constrained")
+    figure = Figure(figsize=(6.6, 7.4), layout="constrained")
     figure.get_layout_engine().set(hspace=0.05)  # type: ignore[call-arg, union-attr]
     mixture, x = two_modes(), torch.linspace(-4, 6.5, 600)[:, None]
     for axis, (title, note, option, others) in zip(figure.subplots(3, 1, sharex=True), panels, strict=True):
@@ -61,7 +61,7 @@ def forms(path: Path) -> None:
         axis.set(ylim=(-4.2, 4.2), ylabel="after the norm")
         axis.set_title(title, loc="left", color=INK, pad=22)
         axis.text(0, 1.03, note, transform=axis.transAxes, color=GREY, fontsize=9.5)
-        axis.legend(frameon=False, loc="upper center" if option == "deviation" else "upper left", fontsize=10)
+        axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 0.1), ncols=3, fontsize=10)
     figure.axes[-1].set_xlabel("before the norm (shaded: how many points are there)")
     figure.savefig(path)
 
@@ -80,7 +80,7 @@ def clouds(path: Path) -> None:
     _, layer = demo.normalize(x)
     assert layer.mixture is not None
     resp = layer.mixture.responsibilities(x)
-    figure = Figure(figsize=(8.6, 12), layout="constrained")
+    figure = Figure(figsize=(6.6, 9.2), layout="constrained")
     for axis, (title, options) in zip(figure.subplots(3, 2, sharex=True, sharey=True).ravel(), chosen, strict=True):
         y = mixture_normalize(x, resp, **options)
         axis.axhline(0, color=LIGHT, lw=1, zorder=0)
@@ -97,7 +97,7 @@ def terms(path: Path) -> None:
     """Modes, components and responsibilities of points on a line."""
     mixture, x = two_modes(), torch.linspace(-4, 6.5, 600)[:, None]
     points = mixture.sample(20_000, generator=torch.Generator().manual_seed(0))
-    figure = Figure(figsize=(8.6, 5.4), layout="constrained")
+    figure = Figure(figsize=(6.6, 4.1), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.7, 1]})
     above.hist(points[:, 0].tolist(), 120, density=True, color="#cccccc")
     normal = torch.distributions.Normal(mixture.means[:, 0], mixture.variances[:, 0].sqrt())
@@ -167,14 +167,15 @@ def _gain(where: str, norm: str, own: list[float], base: list[float]) -> Gain:
 
 def result(path: Path) -> None:
     """The gains, hollow where there are too few seeds for an interval."""
-    figure = Figure(figsize=(8.6, 4.6))
-    axis = figure.subplots(gridspec_kw={"left": 0.34, "right": 0.74, "top": 0.99, "bottom": 0.12})
+    figure = Figure(figsize=(6.6, 4.0))
+    axis = figure.subplots(gridspec_kw={"left": 0.4, "right": 0.7, "top": 0.99, "bottom": 0.12})
     beside = axis.get_yaxis_transform()  # x in widths of the axis, y in rows
-    axis.axvline(0, color=INK, lw=1)
-    row = -1.5
-    for where, members in groupby(gains(), key=lambda gain: gain.where):
-        row += 1.5
-        axis.text(-0.84, row, where, color=INK, fontweight="bold", va="center", transform=beside, backgroundcolor="white")
+    row = -1.4
+    for where, group in groupby(gains(), key=lambda gain: gain.where):
+        row += 1.4
+        axis.text(-1.32, row, where, color=INK, fontweight="bold", va="center", transform=beside)
+        members = list(group)
+        axis.plot((0, 0), (row + 0.5, row + len(members) + 0.5), color=INK, lw=1)
         for gain in members:
             row += 1
             color = demo.ORANGE if gain.norm.startswith("ghost") else demo.BLUE
@@ -182,9 +183,9 @@ def result(path: Path) -> None:
                 axis.plot(gain.interval, (row, row), color=color, lw=2)
             axis.scatter(gain.points, row, color=color if gain.interval else "white", edgecolors=color, s=45, zorder=3)
             seeds = "1 seed" if gain.seeds == 1 else f"{gain.seeds} seeds"
-            axis.text(-0.8, row, gain.norm, color=INK, fontsize=10, va="center", transform=beside)
-            axis.text(1.03, row, f"{gain}, {seeds}", color=INK, fontsize=9, va="center", transform=beside)
-    axis.set(xlim=(-0.7, 4), ylim=(row + 0.5, -0.7), yticks=[])
+            axis.text(-1.27, row, gain.norm, color=INK, fontsize=10, va="center", transform=beside)
+            axis.text(1.03, row, f"{gain}\n{seeds}", color=INK, fontsize=9, va="center", transform=beside)
+    axis.set(xlim=(-0.7, 4), ylim=(row + 0.5, -0.7), yticks=[], xticks=range(5))
     axis.set_xlabel("points of accuracy above batch norm")
     axis.spines["left"].set_visible(False)
     figure.savefig(path)

@@ -70,7 +70,7 @@ def draw(path: Path) -> Path:
     x, mode = two_modes()
     outputs, layer = normalize(x)
     with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK}):
-        figure = Figure(figsize=(8.6, 9.2), dpi=110, layout="constrained")
+        figure = Figure(figsize=(6.6, 7.4), dpi=144, layout="constrained")
         figure.get_layout_engine().set(hspace=0.06, wspace=0.05)  # type: ignore[call-arg, union-attr]
         axes = figure.subplots(2, 2).ravel()
         for axis, title, points, notes in zip(axes, TITLES, (x, *outputs), _notes(x, outputs, mode), strict=True):
@@ -78,7 +78,8 @@ def draw(path: Path) -> Path:
         for axis in axes[1:]:  # one scale for the norms, so that widths can be compared
             axis.set(xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
         _fitted_components(axes[0], layer)
-        axes[0].legend(loc="lower right", frameon=False, fontsize=9.5)
+        axes[0].legend(loc="lower right", frameon=False, fontsize=9)
+        axes[0].set_xticks(range(-4, 9, 2))
         figure.savefig(path)
     return path
 
@@ -89,23 +90,17 @@ def _notes(x: Tensor, outputs: list[Tensor], mode: Tensor) -> list[tuple[tuple[s
     batch_norm, paper, beside = (f"{told(y, mode):.1%}" for y in outputs)
     guess = max(float((mode == value).float().mean()) for value in (0, 1))
     return [
-        ((f"a narrow mode and a wide one, {second / first:.1f} times as wide", GREY), ("", GREY)),
-        (
-            ("nothing gained: the narrow mode stays narrow", GREY),
-            (f"nothing lost: the mode can be told for {batch_norm}", GREY),
-        ),
-        (
-            ("+ both modes fill the same range", GREEN),
-            (f"− the mode can be told for {paper} (by guessing: {guess:.1%})", RED),
-        ),
-        (("+ both modes have the same width", GREEN), (f"− they overlap: the mode can be told for {beside}", RED)),
+        ((f"one mode {second / first:.1f} times as wide as the other", GREY), ("", GREY)),
+        (("no gain: the narrow mode stays narrow", GREY), (f"no loss: mode known for {batch_norm}", GREY)),
+        (("+ both modes fill the same range", GREEN), (f"− mode known for {paper} (a guess: {guess:.1%})", RED)),
+        (("+ both modes are equally wide", GREEN), (f"− they overlap: mode known for {beside}", RED)),
     ]
 
 
 def _scatter(axis: Any, title: str, notes: tuple[tuple[str, str], ...], points: Tensor, mode: Tensor) -> None:
-    axis.text(0, 1.14, title, transform=axis.transAxes, color=INK, fontsize=13)
+    axis.text(0, 1.165, title, transform=axis.transAxes, color=INK, fontsize=13)
     for line, (text, color) in enumerate(notes):
-        axis.text(0, 1.075 - 0.055 * line, text, transform=axis.transAxes, color=color, fontsize=9.5)
+        axis.text(0, 1.09 - 0.065 * line, text, transform=axis.transAxes, color=color, fontsize=9.5)
     axis.axhline(0, color="#dddddd", lw=1, zorder=0)
     axis.axvline(0, color="#dddddd", lw=1, zorder=0)
     for value, color in enumerate((BLUE, ORANGE)):
@@ -120,7 +115,7 @@ def _fitted_components(axis: Any, layer: MixtureNorm1d) -> None:
     mixture = layer.mixture
     assert mixture is not None
     for k, (mean, variance) in enumerate(zip(mixture.means.tolist(), mixture.variances.tolist(), strict=True)):
-        label = "fitted components (2 deviations)" if k == 0 else None
+        label = "fitted components" if k == 0 else None
         size = [4 * v**0.5 for v in variance]
         axis.add_patch(Ellipse(mean, *size, fill=False, color=INK, lw=1.5, label=label))
 
@@ -146,7 +141,7 @@ def main() -> None:
     try:
         print(f"\nPicture: {draw(path)}")
     except ModuleNotFoundError:
-        sys.exit("The picture needs matplotlib: pip install 'mixnorm[demo]'")
+        sys.exit("The picture needs matplotlib: pip install matplotlib")
     except OSError as error:
         sys.exit(f"The picture cannot be written to {path}: {error.strerror}. Name another file as the first argument.")
 
