@@ -151,7 +151,7 @@ def gains() -> list[Gain]:
         (paper, "mixture-norm"),
         ("ghost batch norm of 32", "ghost-32"),
         ("the deviation part alone (K = 1)", parabola),
-        ("mixture norm, the safe form", gates),
+        ("mixture norm, the gated form", gates),
     ):
         found.append(_gain("ResNet-18, CIFAR-100, held-out images", norm, _last(HELD_OUT / folder), base))
     return found
