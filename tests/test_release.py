@@ -71,5 +71,9 @@ def test_a_package_index_shows_the_readme_without_dead_links(wheel):
 
 
 def test_every_link_of_the_readme_leads_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text()):
+    links = re.findall(r"\]\(([^)#]+)(?:#([\w-]+))?\)", (ROOT / "README.md").read_text())
+    assert len(links) > 20
+    for target, anchor in links:
         assert (ROOT / target).exists(), target
+        headings = re.findall(r"^#+ (.+)$", (ROOT / target).read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, anchor

@@ -1,4 +1,4 @@
-"""The picture in the README: what each norm makes of two modes, and that it can be drawn."""
+"""The picture of two modes: what each norm makes of two modes, and that it can be drawn."""
 
 import sys
 
