@@ -116,7 +116,6 @@ def terms(path: Path) -> None:
     figure.savefig(path)
 
 
-HELD_OUT = ROOT / "benchmarks" / "records" / "resnet-18" / "cifar100-held-out"
 CONFIRMED = 3  # seeds, from which on an interval is worth drawing
 
 
@@ -128,7 +127,7 @@ class Gain:
     norm: str
     points: float
     interval: tuple[float, float] | None
-    seeds: int
+    seeds: tuple[int, int]  # of the norm and of batch norm
 
     def __str__(self) -> str:
         text = f"{self.points:+.2f}"
@@ -138,22 +137,38 @@ class Gain:
 
 
 def gains() -> list[Gain]:
-    """From the records in results/ and benchmarks/records: the best of a training in the former, its end in the latter."""
+    """From the records in results/ and benchmarks/records."""
     paper = "mixture norm, the paper's form"
     gates = "mixture-norm,scale=unit,within=learned,between=learned,activation=None"
     parabola = "mixture-norm,num_components=1,deviation=learned,activation=None"
     found = []
-    for data in ("cifar100", "cifar10"):
-        base, own = (_best(ROOT / "results" / run) for run in (f"cifar-cnn/{data}/bn-2", f"best/{data}"))
-        found.append(_gain(f"Small CNN, {data.upper().replace('R1', 'R-1')}, test images", paper, own, base))
-    base = _last(HELD_OUT / "batch-norm")
+    for data, name in (("cifar100", "CIFAR-100"), ("cifar10", "CIFAR-10")):
+        base, own = (_accuracies(_records_of(run)) for run in (f"cifar-cnn/{data}/bn-2", f"best/{data}"))
+        found.append(_gain(f"Small CNN, {name}, test images", paper, own, base))
+    held_out = _records_of("resnet-18/cifar100-held-out")
+    base = _accuracies(held_out / "batch-norm")
     for norm, folder in (
         (paper, "mixture-norm"),
         ("ghost batch norm of 32", "ghost-32"),
         ("the deviation part alone (K = 1)", parabola),
         ("mixture norm, the gated form", gates),
     ):
-        found.append(_gain("ResNet-18, CIFAR-100, held-out images", norm, _last(HELD_OUT / folder), base))
+        found.append(_gain("ResNet-18, CIFAR-100, held-out images", norm, _accuracies(held_out / folder), base))
+    return found
+
+
+def _records_of(name: str) -> Path:
+    """The folder of an experiment's records: newer ones lie in benchmarks/records until they move to results."""
+    newer = ROOT / "benchmarks" / "records" / name
+    return newer if any(newer.rglob("record.jsonl*")) else ROOT / "results" / name
+
+
+def _accuracies(folder: Path) -> list[float]:
+    """The accuracy of each run in percent, the mean over its last ten epochs, or its last tenth if that is shorter."""
+    found = []
+    for record in records.find(folder):
+        last = record.epochs[-min(10, len(record.epochs) // 10) :]
+        found.append(100 * (1 - mean(epoch["test_error"] for epoch in last)))
     return found
 
 
@@ -162,7 +177,7 @@ def _gain(where: str, norm: str, own: list[float], base: list[float]) -> Gain:
     if len(own) >= CONFIRMED:
         low, high = stats.ttest_ind(own, base, equal_var=False).confidence_interval(0.95)
         interval = float(low), float(high)
-    return Gain(where, norm, mean(own) - mean(base), interval, len(own))
+    return Gain(where, norm, mean(own) - mean(base), interval, (len(own), len(base)))
 
 
 def result(path: Path) -> None:
@@ -182,23 +197,13 @@ def result(path: Path) -> None:
             if gain.interval:
                 axis.plot(gain.interval, (row, row), color=color, lw=2)
             axis.scatter(gain.points, row, color=color if gain.interval else "white", edgecolors=color, s=45, zorder=3)
-            seeds = "1 seed" if gain.seeds == 1 else f"{gain.seeds} seeds"
+            seeds = "1 seed" if gain.seeds[0] == 1 else f"{gain.seeds[0]} seeds"
             axis.text(-1.27, row, gain.norm, color=INK, fontsize=10, va="center", transform=beside)
             axis.text(1.03, row, f"{gain}\n{seeds}", color=INK, fontsize=9, va="center", transform=beside)
     axis.set(xlim=(-0.7, 4), ylim=(row + 0.5, -0.7), yticks=[], xticks=range(5))
     axis.set_xlabel("points of accuracy above batch norm")
     axis.spines["left"].set_visible(False)
     figure.savefig(path)
-
-
-def _best(folder: Path) -> list[float]:
-    """The best accuracy of each run, in percent."""
-    return [100 * (1 - min(epoch["test_error"] for epoch in record.epochs)) for record in records.find(folder)]
-
-
-def _last(folder: Path) -> list[float]:
-    """The accuracy after the last epoch of each run, in percent."""
-    return [100 * (1 - record.epochs[-1]["test_error"]) for record in records.find(folder)]
 
 
 def _density_below(axis: Any, mixture: GaussianMixture, x: Tensor) -> None:
