@@ -7,7 +7,8 @@ export PYTHONDONTWRITEBYTECODE =
 # Python compiles what it imports; to compile all of PyTorch takes longer than to install it.
 INSTALL = $(BIN)/pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-nightly test-oldest lint bench clean
+.PHONY: demo test test-slow test-nightly test-oldest lint docs pictures dist bench clean
+export NO_MKDOCS_2_WARNING = 1   # an announcement of the theme
 
 demo:
 	$(MAKE) --jobs 2 $(VENV)/installed $(VENV)/loops-float32
@@ -33,6 +34,19 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/installed   # the documents as a site: open build/site/index.html
+	$(BIN)/mkdocs build --strict
+
+pictures: $(VENV)/prepared   # those of the documents, and the notebook with its outputs
+	$(BIN)/python docs/site/pictures.py
+	$(BIN)/jupyter nbconvert --execute --inplace --to notebook --ExecutePreprocessor.record_timing=False docs/look-inside.ipynb
+
+dist: $(VENV)/installed   # a wheel and a source distribution, checked as a package index does
+	$(INSTALL) --editable ".[release]"
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 bench: $(VENV)/prepared
 	mkdir -p build

@@ -46,11 +46,14 @@ def mixture_normalize(
     Args:
         x: (..., m, D).
         resp: ν, (..., m, K); each row's sum is 1.
-        weight, bias: γ and β, anything that broadcasts against x; usually (D,).
+        weight: γ, anything that broadcasts against x; usually (D,).
+        bias: β, likewise.
         activation: applied to each component inside the sum; then γ and β are inside as well.
         affine_mode: "output" for γ·x̂ + β, "statistics" for the paper's μ_k + β and γ·σ²_k.
         scale: "fisher" for 1/√λ_k, the paper's, or "unit" for 1.
-        within, between, deviation: g, b and d of docs/mathematics.md, numbers or anything that broadcasts against x.
+        within: g of docs/mathematics.md, a number or anything that broadcasts against x.
+        between: b, likewise.
+        deviation: d, likewise.
 
     Returns:
         (..., m, D) in the dtype of x.
@@ -102,11 +105,13 @@ def mixture_inference(
     Args:
         x: (..., m, D).
         weights: λ, (..., T, K). A slot whose weights are all 0 is empty.
-        means, variances: μ and σ², (..., T, K, D).
+        means: μ, (..., T, K, D).
+        variances: σ², (..., T, K, D).
         slot_weights: τ, (T,) or (..., T); 0 for an empty slot, and the sum is 1.
         mode: "ensemble", the τ-weighted mean of the T transforms; "mixture", one posterior over all T·K components with
             1/√λ_k; "paper", the equation as printed, which is Σ√τ times the training transform when the T are equal.
-        scale, within, between, deviation: as in :func:`mixture_normalize`.
+
+    The other options are those of :func:`mixture_normalize`.
 
     Returns:
         (..., m, D) in the dtype of x. Gradients flow to ``x``, ``weight``, ``bias``, ``within``, ``between`` and

@@ -5,6 +5,7 @@ python -m mixnorm_lab.demo [PICTURE.png]
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,10 @@ from torch import Tensor, nn
 
 from mixnorm import MixtureNorm1d
 
-INK, GREY, BLUE, ORANGE = "#333333", "#777777", "#4477aa", "#ee7733"
+INK, GREY, BLUE, ORANGE, GREEN, RED = "#333333", "#777777", "#4477aa", "#ee7733", "#117733", "#aa3333"
 FORM: dict[str, Any] = {"scale": "unit", "between": 1.0}
 NORMS = ("batch norm", "mixture norm, the paper's", "mixture norm, scale='unit', between=1.0")
-TITLES = (
-    ("Input", "two modes, one narrow and one wide"),
-    ("Batch norm", "one shift and scale for both"),
-    ("Mixture norm, the paper's form", "both modes become one cloud"),
-    ("Mixture norm, side by side", 'scale="unit", between=1.0: equally wide'),
-)
+TITLES = ("Input", "Batch norm", "Mixture norm, the paper's form", "Mixture norm, side by side")
 
 
 def two_modes(count: int = 20_000, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -56,50 +52,61 @@ def separation(y: Tensor, mode: Tensor) -> float:
     return float((gap.abs() / torch.maximum(first.std(0), second.std(0))).max())
 
 
+def told(y: Tensor, mode: Tensor) -> float:
+    """The share of the points whose mode can be told from its place, by the likelier of two Gaussians."""
+    scores = []
+    for value in (0, 1):
+        part = y[mode == value]
+        mean, variance = part.mean(0), part.var(0)
+        scores.append(math.log(len(part)) - 0.5 * (variance.log() + (y - mean).square() / variance).sum(1))
+    return float(((scores[1] > scores[0]).long() == mode).float().mean())
+
+
 def draw(path: Path) -> Path:
-    """The picture: above, the points; below, their first coordinate. The input, and what each norm makes of it."""
+    """The picture: the input, and what each norm makes of it, with what is gained and what is lost."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     x, mode = two_modes()
     outputs, layer = normalize(x)
     with mpl.rc_context({"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": INK}):
-        figure = Figure(figsize=(14, 5.8), dpi=110, layout="constrained")
-        axes = figure.subplots(2, 4, sharex="col", gridspec_kw={"height_ratios": [2.2, 1]})
-        for column, (titles, points) in enumerate(zip(TITLES, (x, *outputs), strict=True)):
-            _scatter(axes[0, column], titles, points, mode)
-            _densities(axes[1, column], points[:, 0], mode)
-        for axis in axes[0, 1:]:  # one scale for the norms, so that widths can be compared
+        figure = Figure(figsize=(6.6, 7.4), dpi=144, layout="constrained")
+        figure.get_layout_engine().set(hspace=0.06, wspace=0.05)  # type: ignore[call-arg, union-attr]
+        axes = figure.subplots(2, 2).ravel()
+        for axis, title, points, notes in zip(axes, TITLES, (x, *outputs), _notes(x, outputs, mode), strict=True):
+            _scatter(axis, title, notes, points, mode)
+        for axis in axes[1:]:  # one scale for the norms, so that widths can be compared
             axis.set(xlim=(-5.5, 5.5), ylim=(-5.5, 5.5))
-        _fitted_components(axes[0, 0], layer)
-        axes[0, 0].legend(loc="lower right", frameon=False, fontsize=9)
-        axes[0, 0].set_ylabel("second coordinate")
-        axes[1, 0].set_ylabel("density")
+        _fitted_components(axes[0], layer)
+        axes[0].legend(loc="lower right", frameon=False, fontsize=9)
+        axes[0].set_xticks(range(-4, 9, 2))
         figure.savefig(path)
     return path
 
 
-def _scatter(axis: Any, titles: tuple[str, str], points: Tensor, mode: Tensor) -> None:
-    axis.set_title(titles[0] + "\n", loc="left", color=INK)
-    axis.text(0, 1.02, titles[1], transform=axis.transAxes, color=GREY, fontsize=9.5)
+def _notes(x: Tensor, outputs: list[Tensor], mode: Tensor) -> list[tuple[tuple[str, str], ...]]:
+    """What stands over each panel: lines with their colors."""
+    first, second = deviations(x, mode)
+    batch_norm, paper, beside = (f"{told(y, mode):.1%}" for y in outputs)
+    guess = max(float((mode == value).float().mean()) for value in (0, 1))
+    return [
+        ((f"one mode {second / first:.1f} times as wide as the other", GREY), ("", GREY)),
+        (("no gain: the narrow mode stays narrow", GREY), (f"no loss: mode known for {batch_norm}", GREY)),
+        (("+ both modes fill the same range", GREEN), (f"− mode known for {paper} (a guess: {guess:.1%})", RED)),
+        (("+ both modes are equally wide", GREEN), (f"− they overlap: mode known for {beside}", RED)),
+    ]
+
+
+def _scatter(axis: Any, title: str, notes: tuple[tuple[str, str], ...], points: Tensor, mode: Tensor) -> None:
+    axis.text(0, 1.165, title, transform=axis.transAxes, color=INK, fontsize=13)
+    for line, (text, color) in enumerate(notes):
+        axis.text(0, 1.09 - 0.065 * line, text, transform=axis.transAxes, color=color, fontsize=9.5)
     axis.axhline(0, color="#dddddd", lw=1, zorder=0)
     axis.axvline(0, color="#dddddd", lw=1, zorder=0)
     for value, color in enumerate((BLUE, ORANGE)):
         part = points[mode == value][:1500]
         axis.scatter(part[:, 0], part[:, 1], s=4, color=color, alpha=0.35, linewidths=0)
-
-
-def _densities(axis: Any, values: Tensor, mode: Tensor) -> None:
-    from matplotlib.ticker import MultipleLocator
-
-    bins = torch.linspace(float(values.min()), float(values.max()), 90).tolist()
-    everything = len(values)
-    for value, color in enumerate((BLUE, ORANGE)):
-        part = values[mode == value].tolist()
-        axis.hist(part, bins, weights=[1 / everything / (bins[1] - bins[0])] * len(part), color=color, alpha=0.75)
-    axis.set_xlabel("first coordinate")
-    axis.xaxis.set_major_locator(MultipleLocator(2))
-    axis.set_yticks([])
+    axis.tick_params(labelsize=9)
 
 
 def _fitted_components(axis: Any, layer: MixtureNorm1d) -> None:
@@ -108,7 +115,7 @@ def _fitted_components(axis: Any, layer: MixtureNorm1d) -> None:
     mixture = layer.mixture
     assert mixture is not None
     for k, (mean, variance) in enumerate(zip(mixture.means.tolist(), mixture.variances.tolist(), strict=True)):
-        label = "fitted components (2 deviations)" if k == 0 else None
+        label = "fitted components" if k == 0 else None
         size = [4 * v**0.5 for v in variance]
         axis.add_patch(Ellipse(mean, *size, fill=False, color=INK, lw=1.5, label=label))
 
@@ -123,16 +130,18 @@ def main() -> None:
     print("A batch of 20,000 points with two modes, through batch norm and through two forms of mixture norm (K = 2).\n")
     for k, (share, mean) in enumerate(zip(fitted.weights.tolist(), fitted.means.tolist(), strict=True), start=1):
         print(f"  component {k}: {share:5.1%} of the points around ({mean[0]:+.2f}, {mean[1]:+.2f})")
-    print("\n  deviation of each mode in the first coordinate, and the distance between them in deviations of the wider one")
+    print("\n  deviation of each mode in the first coordinate; the distance between them in deviations of the wider one;")
+    print("  and the share of the points whose mode can be told from where they are\n")
     for name, y in zip(("input", *NORMS), (x, *outputs), strict=True):
         first, second = deviations(y, mode)
-        print(f"    {name:<41}{first:5.2f}{second:7.2f}{separation(y, mode):10.2f}")
-    print("\n  Batch norm keeps the shape; the paper's mixture norm moves every mode to the origin, with its own scale.")
+        print(f"    {name:<41}{first:5.2f}{second:7.2f}{separation(y, mode):10.2f}{told(y, mode):9.1%}")
+    print("\n  Batch norm keeps the shape. The paper's mixture norm moves every mode to the origin, with its own scale:")
+    print("  what lies within a narrow mode is gained, and which mode a point was in is lost.")
     print('  With scale="unit" and between=1.0 both modes are equally wide and lie side by side.')
     try:
         print(f"\nPicture: {draw(path)}")
     except ModuleNotFoundError:
-        sys.exit("The picture needs matplotlib: pip install 'mixnorm[demo]'")
+        sys.exit("The picture needs matplotlib: pip install matplotlib")
     except OSError as error:
         sys.exit(f"The picture cannot be written to {path}: {error.strerror}. Name another file as the first argument.")
 

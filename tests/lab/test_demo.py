@@ -1,4 +1,4 @@
-"""The picture in the README: what each norm makes of two modes, and that it can be drawn."""
+"""The picture of two modes: what each norm makes of two modes, and that it can be drawn."""
 
 import sys
 
@@ -32,6 +32,15 @@ def test_the_other_form_gives_both_modes_one_width_and_keeps_them_apart(found):
     assert first == pytest.approx(1, abs=0.05)
     assert second == pytest.approx(1, abs=0.05)
     assert 1.5 < apart < 2.5
+
+
+def test_what_is_lost_is_which_mode_a_point_was_in():
+    x, mode = demo.two_modes()
+    batch_norm, paper, beside = (demo.told(y, mode) for y in demo.normalize(x)[0])
+    assert batch_norm == pytest.approx(demo.told(x, mode), abs=1e-4)
+    assert batch_norm > 0.99
+    assert 0.65 < paper < 0.72  # a guess is right for 65%; what is left is that 1/√λ makes the rarer mode a little wider
+    assert 0.9 < beside < batch_norm
 
 
 def test_the_picture_and_what_it_shows(tmp_path, monkeypatch, capsys):
