@@ -1,6 +1,6 @@
 """The pictures of the documents, drawn again: python docs/site/pictures.py [FOLDER]
 
-``demo.png`` is of mixnorm_lab.demo. ``result.png`` is made from the records in results/ and benchmarks/records.
+``demo.png`` is of mixnorm_lab.demo. ``result.png`` is made from the records in results/.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mixnorm_lab import demo
 from mixnorm_lab.storage import records
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
 INK, GREY, LIGHT = demo.INK, demo.GREY, "#dddddd"
 SHADES = ("#bbccee", "#6699cc", "#224488")
 WEIGHTS, MEANS, DEVIATIONS = (0.65, 0.35), (-1.5, 2.5), (0.5, 1.2)
@@ -137,15 +138,15 @@ class Gain:
 
 
 def gains() -> list[Gain]:
-    """From the records in results/ and benchmarks/records."""
+    """From the records in results/."""
     paper = "mixture norm, the paper's form"
     gates = "mixture-norm,scale=unit,within=learned,between=learned,activation=None"
     parabola = "mixture-norm,num_components=1,deviation=learned,activation=None"
     found = []
     for data, name in (("cifar100", "CIFAR-100"), ("cifar10", "CIFAR-10")):
-        base, own = (_accuracies(_records_of(run)) for run in (f"cifar-cnn/{data}/bn-2", f"best/{data}"))
+        base, own = (_accuracies(RESULTS / run) for run in (f"cifar-cnn/{data}/bn-2", f"best/{data}"))
         found.append(_gain(f"Small CNN, {name}, test images", paper, own, base))
-    held_out = _records_of("resnet-18/cifar100-held-out")
+    held_out = RESULTS / "resnet-18" / "cifar100-held-out"
     base = _accuracies(held_out / "batch-norm")
     for norm, folder in (
         (paper, "mixture-norm"),
@@ -155,12 +156,6 @@ def gains() -> list[Gain]:
     ):
         found.append(_gain("ResNet-18, CIFAR-100, held-out images", norm, _accuracies(held_out / folder), base))
     return found
-
-
-def _records_of(name: str) -> Path:
-    """The folder of an experiment's records: newer ones lie in benchmarks/records until they move to results."""
-    newer = ROOT / "benchmarks" / "records" / name
-    return newer if any(newer.rglob("record.jsonl*")) else ROOT / "results" / name
 
 
 def _accuracies(folder: Path) -> list[float]:
