@@ -11,7 +11,7 @@ from mixnorm_lab.cli.common import GOES_ON, INTERRUPTED, print_json, show_trace,
 from mixnorm_lab.comparison import run
 from mixnorm_lab.comparison.run import Compared, Machine
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.launch.display import DownloadBar, RunDisplay
+from mixnorm_lab.launch.display import RunDisplay
 from mixnorm_lab.launch.one_run import Failure, Files
 from mixnorm_lab.launch.suite import Suite
 
@@ -30,12 +30,10 @@ def run_and_report(
     """Trains, shows what came out and writes the report, after Ctrl-C about what there is; returns the exit code."""
     if not machine.team.is_first:
         return _follow(configs, root, machine, files)
-    with DownloadBar() as download:
-        compared = run.run(
-            configs, root, machine, files, say=say, title=title, report=report, inside=inside,
-            file=sys.stderr if as_json else None, download=download.show,
-            on_interrupt=lambda: typer.echo(GOES_ON, err=True), on_failure=_tell,
-        )  # fmt: skip
+    compared = run.run(
+        configs, root, machine, files, say=say, title=title, report=report, inside=inside,
+        file=sys.stderr if as_json else None, on_interrupt=lambda: typer.echo(GOES_ON, err=True), on_failure=_tell,
+    )  # fmt: skip
     if compared.outcome is not None:
         _show(compared, as_json)
     return INTERRUPTED if compared.interrupted else 2 if compared.failed else 0

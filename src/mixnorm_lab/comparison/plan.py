@@ -133,9 +133,9 @@ def notes_of(config: RunConfig, files: Path | None) -> tuple[str, ...]:
 
 def _check_is_function(option: str, name: str | None, function: str) -> None:
     """Raises where a module is named, and not a function in it."""
-    if name is None or ":" in name:
+    module = (name or "").removesuffix(".py").replace("/", ".")
+    if name is None or Path(name).is_dir() or not all(part.isidentifier() for part in module.split(".")):
         return
-    module = name.removesuffix(".py").replace("/", ".")
     path = Path(*module.split("."))
     if name.endswith(".py") or path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
         raise ValueError(f"{option} {name} is a module: name the function in it as well, such as {module}:{function}")

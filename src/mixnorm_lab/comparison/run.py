@@ -12,8 +12,7 @@ import torch
 from mixnorm_lab import reports
 from mixnorm_lab.comparison.inspection import inspect_run
 from mixnorm_lab.config.run_config import RunConfig
-from mixnorm_lab.data.download import DownloadProgress
-from mixnorm_lab.launch.display import RunDisplay
+from mixnorm_lab.launch.display import DownloadBar, RunDisplay
 from mixnorm_lab.launch.one_run import Failure, Files
 from mixnorm_lab.launch.ray_cluster import Cluster
 from mixnorm_lab.launch.suite import Suite
@@ -93,7 +92,6 @@ def run(
     report: bool = True,
     inside: bool = False,
     file: IO[str] | None = None,
-    download: DownloadProgress | None = None,
     on_interrupt: Callable[[], None] = lambda: None,
     on_failure: Callable[[Mapping[str, Failure]], None] = lambda _: None,
 ) -> Compared:
@@ -103,13 +101,14 @@ def run(
         say: gets sentences that are no results.
         report, inside: whether to write a report, and to draw for it what the first mixture norm does.
         file: where the progress is shown.
-        download: is told of downloads.
     """
     checked = False
     try:
         _check_processes(configs, machine)
         suite = Suite(configs, root, files)
-        for note in suite.check(download, machine.team, machine.here):
+        with DownloadBar() as download:
+            notes = suite.check(download.show, machine.team, machine.here)
+        for note in notes:
             say(note)
         checked = True
     finally:
