@@ -74,6 +74,8 @@ def check(
         if different not in checked:
             model = make_model(config, *sizes[config.data])
             checked.append(different)
+            if config.mixture is not None and config.mixture.layers == RECOMMENDED_LAYERS:
+                notes |= _notes_of_layers(make_model(replace(config, mixture=None), *sizes[config.data]))
             components = first_look.components_of(model, (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d))
             many = any(count > first_look.USUAL for count, _ in components.values())
             if is_own(config.model) or many:
@@ -230,6 +232,18 @@ def _places(model: nn.Module, name: str, layers: tuple[str, ...]) -> list[str]:
     found = norms.batch_norms(model)
     stay = left_out(model, found)
     return [place for place in found if place not in stay]
+
+
+def _notes_of_layers(model: nn.Module) -> dict[str, None]:
+    """A sentence about the batch norms that stay, if there are any, as the only key."""
+    found = norms.batch_norms(model)
+    stay = left_out(model, found)
+    if not stay:
+        return {}
+    why = "; ".join(f"{name} stays, because {reason}" for name, reason in stay.items())
+    return {
+        f"Mixture norm replaces {len(found) - len(stay)} of {len(found)} batch norms: {why} (--layers '*' takes all).": None
+    }
 
 
 def modules_of(model: str, layers: Sequence[str]) -> list[str]:
