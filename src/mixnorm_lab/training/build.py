@@ -240,7 +240,7 @@ def _notes_of_layers(model: nn.Module) -> dict[str, None]:
     stay = left_out(model, found)
     if not stay:
         return {}
-    why = "; ".join(f"{name} stays, because {reason}" for name, reason in stay.items())
+    why = "; ".join(f"'{name}' stays, because {reason}" for name, reason in stay.items())
     return {
         f"Mixture norm replaces {len(found) - len(stay)} of {len(found)} batch norms: {why} (--layers '*' takes all).": None
     }
