@@ -196,9 +196,11 @@ def train(
                 say(note)
             config = presets.of_norm(preset, wanted, layers_of(preset, given))
             config = replace(config, name=f"{preset.model}/{preset.data}/{config.name}", seed=seed)
-            if config.sources and (older := earlier.without_sources([config], out)):
-                [config], note = older
-                say(note)
+            for older in earlier.older_settings(config):
+                if told := earlier.note([older], out):
+                    config = older
+                    say(told)
+                    break
         code = run_and_report([config], out, where, Files(folder), as_json=as_json, report=False)
     raise typer.Exit(code)
 

@@ -6,21 +6,34 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.config.run_config import ALL_LAYERS, RECOMMENDED_LAYERS, Mixture, RunConfig
 from mixnorm_lab.own.sources import changed
 from mixnorm_lab.storage import records
 from mixnorm_lab.storage.folders import recorded
 from mixnorm_lab.storage.records import Record, RecordError
 
 
-def without_sources(configs: Sequence[RunConfig], root: Path) -> tuple[list[RunConfig], str] | None:
-    """The configurations without sources, and a sentence about that, where a folder holds runs of them from before sources
-    were noted."""
-    plain = [replace(config, sources="") for config in configs]
-    for config in plain:
+def older_settings(config: RunConfig) -> list[RunConfig]:
+    """What the same command meant before: without notes of sources, and with the paper's form in all layers of a user's
+    model."""
+    plain = replace(config, sources="")
+    mixture = config.mixture
+    if mixture is None or mixture.options.get("form") != "gated":
+        return [plain] if config.sources else []
+    options = {name: value for name, value in mixture.options.items() if name != "form"}
+    layers = ALL_LAYERS if mixture.layers == RECOMMENDED_LAYERS else mixture.layers
+    return [*([plain] if config.sources else []), replace(plain, mixture=Mixture(layers, options))]
+
+
+def note(configs: Sequence[RunConfig], root: Path) -> str | None:
+    """A sentence about runs of such configurations in a folder; None where it holds none."""
+    for config in configs:
         record = recorded(config, root)
-        if record is not None and record.config.identity() == config.identity():
-            return plain, f"The runs in {root} are older than notes of source files: what was edited since then is not seen."
+        if record is None or record.config.identity() != config.identity():
+            continue
+        gated = any(one.mixture is not None and one.mixture.options.get("form") == "gated" for one in configs)
+        form = "" if gated or all(one.mixture is None for one in configs) else ", and of the paper's form, the default then"
+        return f"The runs in {root} are older than notes of source files{form}: what was edited since then is not seen."
     return None
 
 

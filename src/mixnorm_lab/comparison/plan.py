@@ -87,13 +87,12 @@ def comparison(
 
     configs, root, title = planned(preset)
     notes = notes_of(preset, files)
-    if preset.sources:
-        _, older_root, _ = planned(replace(preset, sources=""))  # whose name is of the settings alone
-        if older := earlier.without_sources(configs, older_root):
-            root, (configs, note) = older_root, older
-            notes += (note,)
-        elif told := earlier.change(configs, root, RUNS, name):
-            notes += (told,)
+    for older in earlier.older_settings(preset):
+        older_configs, older_root, _ = planned(older)
+        if told := earlier.note(older_configs, older_root):
+            return Plan(older_configs, older_root, title, files, (*notes, told))
+    if preset.sources and (told := earlier.change(configs, root, RUNS, name)):
+        notes += (told,)
     return Plan(configs, root, title, files, notes)
 
 

@@ -155,7 +155,7 @@ def test_a_classifiers_record_and_a_generators_do_not_mix(tmp_path):
 def test_a_sample_does_not_depend_on_the_others_in_its_batch(inference):
     torch.manual_seed(0)
     generator = models.Generator(6, 16)
-    mixnorm.convert(generator, MIXTURE.layers, **MIXTURE.options | {"num_components": 3}, inference=inference)
+    mixnorm.convert(generator, MIXTURE.layers, **MIXTURE.for_convert | {"num_components": 3}, inference=inference)
     for _ in range(5):
         generator(torch.rand(16, 6) * 2 - 1)
     generator.eval()
