@@ -82,6 +82,9 @@ def convert(model: nn.Module, select: Select = None, *, form: ModelForm = "gated
         if options.get("num_components") != 1:  # one component has nothing to gate
             options = GATED | options
 
+    has_parameters = next(model.parameters(), None) is not None
+    is_frozen = has_parameters and not any(p.requires_grad for p in model.parameters())
+
     def mixture_norm(norm: Any) -> _MixtureNorm:
         arguments = {"eps": norm.eps, "momentum": norm.momentum, **options}
         reference = norm.weight if norm.affine else norm.running_mean
@@ -93,7 +96,7 @@ def convert(model: nn.Module, select: Select = None, *, form: ModelForm = "gated
             **placement,
         }
         if type(norm) in _LAZY_MIXTURE_OF:
-            return _LAZY_MIXTURE_OF[type(norm)](**arguments)
+            return _LAZY_MIXTURE_OF[type(norm)](**arguments).requires_grad_(not is_frozen)
         layer = _MIXTURE_OF[THAWED_OF.get(type(norm), type(norm))](norm.num_features, **arguments)
         if layer.keeps_history:
             for name in ("history_weights", "history_means", "history_vars"):
@@ -106,7 +109,7 @@ def convert(model: nn.Module, select: Select = None, *, form: ModelForm = "gated
             if norm.num_batches_tracked is not None:
                 layer.num_batches_tracked.copy_(norm.num_batches_tracked)
         layer.frozen = type(norm) in THAWED_OF
-        return layer
+        return layer.requires_grad_(not is_frozen)
 
     def is_candidate(module: nn.Module) -> bool:
         return THAWED_OF.get(type(module), type(module)) in _MIXTURE_OF or type(module) in _LAZY_MIXTURE_OF
@@ -121,7 +124,8 @@ def convert(model: nn.Module, select: Select = None, *, form: ModelForm = "gated
     stay = left_out(model, candidates) if select is None else {}
     model = _replace(model, candidates, [name for name in names if name not in stay], mixture_norm)
     _number_layers(model)
-    taken = f"converted {len(names) - len(stay)} of {len(candidates)} batch norms"
+    chosen = {id(candidates[name]) for name in names if name not in stay}
+    taken = f"converted {len(chosen)} of {len({id(norm) for norm in candidates.values()})} batch norms"
     if stay:
         why = "; ".join(f"{name!r} stays, because {reason}" for name, reason in stay.items())
         logger.warning("mixnorm %s: %s (select='*' takes all)", taken, why)

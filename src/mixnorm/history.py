@@ -20,6 +20,7 @@ from mixnorm.populations import WITH_HISTORY
 LOOKED_AT = 256  # points, to see whether a history describes them
 MOST_SQUARE = 2.0  # E[z²] of the points that a history is evaluated at; 1 where it is of such points
 PRIOR_POINTS = 4  # that a prior of the variances of a small batch stands for
+MOST_BATCHES = 65504.0  # that a slot stands for: what fp16 can hold, should the model be converted to it
 MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 
@@ -165,15 +166,21 @@ class MixtureHistory(nn.Module):
 
         The variance of two or three points is near 0 in some channel, where an evaluation would scale everything up. So it
         is the unbiased one, averaged with what is known beside it: that of the batch before or, of the first batch, that of
-        all channels together, for points at a distance from a mean of so few.
+        all channels together, for points at a distance from a mean of so few. Components that keep their place have their
+        own of the batch before.
         """
         weights, means, variances = statistics
-        own, freedom = variances * (count / (count - 1)), count - 1
-        newest = Mixture(*(queue.narrow(1, -1, 1).squeeze(1).to(own.dtype) for queue in self.queues()[0]))
+        points = weights.unsqueeze(-1) * count  # of each component
+        freedom = (points - 1).clamp_min(0)
+        newest = Mixture(*(queue.narrow(1, -1, 1).squeeze(1).to(variances.dtype) for queue in self.queues()[0]))
         total, _, before = reference.taken_together(*newest)
-        at_first = own.mean((0, 2), keepdim=True) * (1 + 1 / count)
-        prior = torch.where(total.view(-1, 1, 1) > 0, before.unsqueeze(1), at_first)
-        return Mixture(weights, means, (freedom * own + PRIOR_POINTS * prior) / (freedom + PRIOR_POINTS))
+        before = before.unsqueeze(1)
+        if weights.shape[1] == self.num_components:
+            before = torch.where(newest.weights.unsqueeze(-1) > 0, newest.variances, before)
+        _, _, overall = reference.taken_together(*statistics)
+        at_first = overall.mean() * ((count + 1) / (count - 1))
+        prior = torch.where(total.view(-1, 1, 1) > 0, before, at_first)
+        return Mixture(weights, means, (points * variances + PRIOR_POINTS * prior) / (freedom + PRIOR_POINTS))
 
     def look_at(self, points: Tensor, history: History) -> None:
         """Before an evaluation, where that costs next to nothing: says what training would have to wait for a GPU to know.
@@ -396,7 +403,7 @@ class MixtureHistory(nn.Module):
         """The history buffers that make evaluation equal to batch norm's with these running statistics (C,).
 
         They stand for all batches before: a slot of so much weight that the next batch counts for as much as it would in
-        batch norm's running statistics.
+        batch norm's running statistics. Where the history is weighed evenly, they count for as many batches as it holds.
         """
         buffers = {
             "history_weights": torch.zeros_like(self.history_weights, device=mean.device),
@@ -404,7 +411,8 @@ class MixtureHistory(nn.Module):
             "history_vars": torch.ones_like(self.history_vars, device=mean.device),
         }
         shape = (-1, 1) if self.population == "channel" else (-1,)
-        buffers["history_weights"][..., -1, 0] = max(1.0, 1 / self.momentum) if self.momentum else self.history
+        batches = max(1.0, min(1 / self.momentum, MOST_BATCHES)) if self.momentum else self.history
+        buffers["history_weights"][..., -1, 0] = batches
         buffers["history_means"][..., -1, 0, :] = mean.view(shape)
         buffers["history_vars"][..., -1, 0, :] = var.view(shape)
         return buffers

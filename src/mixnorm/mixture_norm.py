@@ -60,6 +60,8 @@ class _MixtureNorm(MixtureHistory):
     within_weight: Tensor | None  # g, b and d, where they are learned
     between_weight: Tensor | None
     deviation_weight: Tensor | None
+    # Here, because a layer that an earlier version pickled has none. None once the gates were looked at.
+    _batches_with_gradient: int | None = 0
 
     def __init__(
         self,
@@ -119,7 +121,6 @@ class _MixtureNorm(MixtureHistory):
         self.backend = backend
         self.frozen = False
         self._warned = self._whole = False  # of few points; whether a batch had enough
-        self._batches_with_gradient: int | None = 0  # None once the gates were looked at
         self._check_options()
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -141,6 +142,7 @@ class _MixtureNorm(MixtureHistory):
 
     def reset_parameters(self) -> None:
         self.reset_running_stats()
+        self._count_batches_anew()
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -245,16 +247,11 @@ class _MixtureNorm(MixtureHistory):
             y, found = kernels.transform(points, mixture, parameters, form)
         else:
             y, found = distributed.transform(points, mixture, parameters, form, kernels, ranks)
-        if (
-            self.training
-            and not torch.compiler.is_compiling()
-            and y.requires_grad
-            and self._batches_with_gradient is not None
-        ):
-            self._batches_with_gradient += 1
         if self.training and (torch.compiler.is_compiling() or not in_backward()):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
-            if share < 1 and components == 1 and self.keeps_history:
+            if not torch.compiler.is_compiling() and y.requires_grad and self._batches_with_gradient is not None:
+                self._batches_with_gradient += 1
+            if share < 1 and (components == 1 or keeps_place) and self.keeps_history and self.momentum != 0:
                 found = self.with_prior(found, count)
             if components < self.num_components:
                 found = _padded(found, self.num_components)
@@ -293,15 +290,20 @@ class _MixtureNorm(MixtureHistory):
                 stacklevel=2,
             )
 
-    def _look_at_gates(self) -> None:
+    def _look_at_gates(self, points: Tensor) -> None:
         """Says so where gates are learned, but nobody trains them; once, in an evaluation, which may wait for a GPU."""
-        self._batches_with_gradient = None
-        learned = {name: self._parameters[f"{name}_weight"] for name in GATES}
+        # The compiler is asked about first: it would compile anew for each number of batches.
+        if torch.compiler.is_compiling() or self._batches_with_gradient is None or self._batches_with_gradient < STILL:
+            return
+        if is_followed(points) or (points.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        count, self._batches_with_gradient = self._batches_with_gradient, None
+        learned = {name: getattr(self, f"{name}_weight") for name in GATES}  # which others may compute, or hold as views
         moving = {name: p for name, p in learned.items() if p is not None and p.requires_grad and not p.is_meta}
         if moving and all(bool((p == GATES[name].batch_norm).all()) for name, p in moving.items()):
             names = " and ".join(f"{name}_weight" for name in moving)
             warnings.warn(
-                f"{names} of a {type(self).__name__} did not change in {STILL} training batches, so that it is still batch "
+                f"{names} of a {type(self).__name__} did not change in {count} training batches, so that it is still batch "
                 "norm: build the optimizer after mixnorm.convert, or add them to it with add_param_group",
                 stacklevel=2,
             )
@@ -312,8 +314,7 @@ class _MixtureNorm(MixtureHistory):
         kernels = kernels_for(points, self.num_components, self.backend, per_feature=per_feature, mode=mode)
         history = self.for_evaluation(kernels, compute_dtype(points.dtype), mode)
         self.look_at(points, history)
-        if (self._batches_with_gradient or 0) >= STILL and not torch.compiler.is_compiling() and not is_followed(points):
-            self._look_at_gates()
+        self._look_at_gates(points)
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
         return kernels.inference(points, history, parameters, form)
 
@@ -433,6 +434,12 @@ class _MixtureNorm(MixtureHistory):
             if value is not None and not is_lazy(value) and value.dim() == 1:
                 state_dict[prefix + name] = value.expand(self.num_components, -1).clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._count_batches_anew()
+
+    def _count_batches_anew(self) -> None:
+        """Where the gates are set: those of a checkpoint may be the first ones again."""
+        if self._batches_with_gradient is not None:
+            self._batches_with_gradient = 0
 
     def extra_repr(self) -> str:
         text = (

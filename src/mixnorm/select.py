@@ -46,7 +46,8 @@ def selected(candidates: dict[str, nn.Module], select: Select, what: str) -> lis
 def left_out(model: nn.Module, candidates: dict[str, nn.Module]) -> dict[str, str]:
     """The norms that had better stay as they are, by name, with the reason.
 
-    None if that would leave nothing: whoever converts a model with a single norm means that one.
+    None if that would leave nothing: whoever converts a model with a single norm means that one. But those that stayed in a
+    conversion before stay again.
     """
     reasons = {
         name: f"it has fewer than {FEWEST_CHANNELS} channels"
@@ -55,7 +56,8 @@ def left_out(model: nn.Module, candidates: dict[str, nn.Module]) -> dict[str, st
     }
     for name in _before_the_last_layer(model, candidates):
         reasons[name] = "the last layer reads from it which mode a point is in"
-    return reasons if len(reasons) < len(candidates) else {}
+    is_converted = any(isinstance(module, _MixtureNorm) for module in model.modules())
+    return reasons if is_converted or len(reasons) < len(candidates) else {}
 
 
 def _before_the_last_layer(model: nn.Module, candidates: dict[str, nn.Module]) -> list[str]:

@@ -223,3 +223,96 @@ def test_gates_that_train_or_that_should_not_are_not_told():
 def test_gates_of_a_norm_that_does_not_train_do_not_train():
     model = mixnorm.convert(trained_model("sequential").requires_grad_(False))
     assert not any(p.requires_grad for p in model.parameters())
+
+
+# --- what may not surprise -------------------------------------------------------------------------------------------------
+
+
+def trained_without_its_gates():
+    """A converted model after 60 steps of an optimizer that does not know the gates, in evaluation."""
+    model = mixnorm.convert(trained_model("sequential"), "1")
+    for seed in range(60):
+        model.train()(images(seed=seed)).square().mean().backward()
+    return model.eval()
+
+
+def test_a_compiled_evaluation_is_compiled_once_while_training_goes_on_without_a_compiler():
+    torch._dynamo.reset()
+    model = mixnorm.convert(trained_model("sequential"), "1")
+    compiled = torch.compile(model[1], backend="eager", fullgraph=True)
+    x = model[0](images())
+    for epoch in range(3):
+        model.train()(images(seed=epoch))
+        model.eval()
+        with torch.compiler.set_stance("fail_on_recompile" if epoch else "default"):
+            compiled(x)
+    torch._dynamo.reset()
+
+
+def test_gates_that_are_computed_from_other_parameters_are_looked_at():
+    """They are no parameters of the layer, as in the replicas of DataParallel and in a flat FSDP model."""
+    model = trained_without_its_gates()
+    nn.utils.parametrize.register_parametrization(model[1], "within_weight", nn.Identity())
+    with pytest.warns(UserWarning, match="within_weight and between_weight"):
+        model(images())
+
+
+def test_gates_of_a_checkpoint_are_not_told_of_the_batches_before():
+    """As after a search for a learning rate, which trains and then goes back to the beginning."""
+    model = mixnorm.convert(trained_model("sequential"), "1")
+    beginning = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for seed in range(60):
+        model.train()(images(seed=seed)).square().mean().backward()
+        optimizer.step()
+    model.load_state_dict(beginning)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.eval()(images())
+
+
+def test_a_recomputed_batch_counts_once_for_the_gates():
+    model = mixnorm.convert(trained_model("sequential"), "1")
+    for seed in range(4):
+        torch.utils.checkpoint.checkpoint(model.train(), images(seed=seed), use_reentrant=False).sum().backward()
+    assert model[1]._batches_with_gradient == 4
+
+
+def test_a_pickled_layer_of_an_earlier_version_trains_and_evaluates():
+    layer = mixnorm.MixtureNorm2d(3)
+    layer.__dict__.pop("_batches_with_gradient", None)  # which version 0.1 did not have
+    layer(images())
+    assert layer.eval()(images()).isfinite().all()
+
+
+def test_a_second_conversion_leaves_the_norms_that_stayed_in_the_first(caplog):
+    model = mixnorm.convert(classifier(nn.Flatten(), nn.Linear(8, 5)))
+    assert names_of_mixture_norms(mixnorm.convert(model)) == ["1"]
+    assert "converted 0 of 1 batch norms" in caplog.records[-1].getMessage()
+    assert names_of_mixture_norms(mixnorm.convert(model, "*")) == ["1", "4"]
+
+
+def test_each_norm_is_counted_once_however_often_it_is_named_or_used(caplog):
+    caplog.set_level(logging.INFO)
+    shared = nn.BatchNorm2d(8)
+    model = nn.Sequential(shared, nn.Conv2d(8, 8, 1), shared, nn.ReLU(), nn.BatchNorm2d(8))
+    mixnorm.convert(model, ["0", "*"])
+    assert caplog.records[-1].getMessage() == "mixnorm converted 2 of 2 batch norms"
+
+
+def test_gates_of_norms_without_parameters_do_not_train_in_a_frozen_model():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, affine=False))
+    mixnorm.convert(model.requires_grad_(False))
+    assert not any(p.requires_grad for p in model.parameters())
+    assert mixnorm.convert(nn.BatchNorm2d(8, affine=False)).within_weight.requires_grad
+
+
+@pytest.mark.parametrize("momentum", [1e-5, 1e-300])
+def test_a_batch_norm_that_hardly_moves_fits_in_half_precision(momentum):
+    norm = nn.BatchNorm2d(3)
+    norm(images())
+    norm.momentum = momentum
+    expected = copy.deepcopy(norm).half().eval()(images().half())
+    converted = mixnorm.convert(copy.deepcopy(norm)).half(), mixnorm.convert(copy.deepcopy(norm).half())
+    for layer in converted:
+        torch.testing.assert_close(layer.eval()(images().half()), expected, atol=1e-2, rtol=1e-2)

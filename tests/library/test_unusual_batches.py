@@ -206,3 +206,29 @@ def test_digits_after_one_huge_value(value):
     x = randn(16, 8, 4, 4, seed=20)
     found, expected = layer.eval()(x), layer.double()(x.double())
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8, 12])
+def test_components_that_keep_their_place_after_small_batches_alone(count):
+    """Their variances, of one point or two, are averaged with those of the batch before."""
+    found = []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        layer, batch_norm = MixtureNorm1d(8, component_affine=True, seeding="warm", scale="unit"), nn.BatchNorm1d(8)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(30):
+                x = torch.randn(count, 8)
+                layer(x)
+                batch_norm(x)
+            x = torch.randn(500, 8)
+            found.append(layer.eval()(x).std() / batch_norm.eval()(x).std())
+    assert 1 / MOST < torch.stack(found).log().mean().exp() < MOST
+
+
+def test_a_history_that_stays_changes_no_mixture_of_a_small_batch():
+    layer, x = MixtureNorm1d(4, momentum=0.0), randn(4, 4, seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        layer(x)
+    torch.testing.assert_close(layer.mixture.variances[0], x.var(0, unbiased=False))
