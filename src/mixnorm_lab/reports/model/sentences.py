@@ -10,6 +10,7 @@ from mixnorm_lab.tables import Difference
 
 MOST = 3  # comparisons that have a sentence each, unless norms were compared side by side
 BUSY = "The machine was busy, so time is not judged."
+WIDEST = 300  # %, beyond which an interval, of two seeds perhaps, says no more than that
 
 
 def answers(found: Sequence[tuple[Family, Comparison]]) -> list[str]:
@@ -123,7 +124,8 @@ def _share(made: Difference, what: str) -> str:
         return text
     low, high = sorted((sign * made.low, sign * made.high))
     chance = "" if made.sure or text.startswith("in as") else ", which may be chance"
-    return f"{text} [{low:.0f}, {high:.0f}]{chance}".replace("-", "−")
+    inside = "" if max(-low, high) > WIDEST else f" [{low:.0f}, {high:.0f}]"
+    return f"{text}{inside}{chance}".replace("-", "−")
 
 
 def _time(target: Target) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from record_helpers import BN_ERRORS, MIXTURE, MN_ERRORS, catalog_record, config, pair, record
 
-from mixnorm_lab.reports.model import comparison, groups
+from mixnorm_lab.reports.model import comparison, groups, sentences
 from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, measure_of
 from mixnorm_lab.reports.tables import claims, cost, details, results
 from mixnorm_lab.reports.tables.outcome import Outcome
@@ -416,3 +416,15 @@ def test_cost_table(tmp_path):
     assert (found["paper_rate"], found["paper_ratio"]) == (8.51, pytest.approx(8.51 / 9.26))
     assert (found["rate0"], found["ratio0"]) == (200.0, 0.8)
     assert "rate0" not in {column.key for column in cost.table().columns}
+
+
+@pytest.mark.parametrize(
+    ("difference", "text"),
+    [
+        (Difference(41.0, 20.0, 60.0, sure=True), "in 41% fewer steps [20, 60]"),
+        (Difference(-41.0, -200.0, 98.0), "in 41% more steps [−98, 200], which may be chance"),
+        (Difference(-41.0, -11461.0, 98.0), "in 41% more steps, which may be chance"),
+    ],
+)
+def test_an_interval_that_says_nothing_is_left_out(difference, text):
+    assert sentences._share(difference, "steps") == text
