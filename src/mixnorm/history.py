@@ -20,7 +20,7 @@ from mixnorm.populations import WITH_HISTORY
 LOOKED_AT = 256  # points, to see whether a history describes them
 MOST_SQUARE = 2.0  # E[z²] of the points that a history is evaluated at; 1 where it is of such points
 PRIOR_POINTS = 4  # that a prior of the variances of a small batch stands for
-MOST_BATCHES = 65504.0  # that a slot stands for: what fp16 can hold, should the model be converted to it
+MOST_BATCHES = 32768.0  # that a slot stands for: fp16, should the model be converted to it, can hold sums of it
 MAX_WARM_STARTS = 32  # forward passes that may wait for their recomputation
 
 

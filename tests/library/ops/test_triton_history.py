@@ -195,3 +195,11 @@ def test_slot_weights_of_half_precision(dtype):
     # No worse than the reference, which computes in half precision.
     exact = ops.slot_weights(weights.double(), 0.9, backend="reference")[1]
     assert (tau - exact).abs().max() <= 2 * (of_all - exact).abs().max() + torch.finfo(dtype).eps * exact.max()
+
+
+@pytest.mark.parametrize("batches", [0.5, 1.015, 1.03, 10.0, 32768.0])
+def test_slot_weights_of_a_slot_that_stands_for_other_than_one_batch(batches):
+    weights = torch.full((2, 4, 3), 1 / 3)
+    weights[:, 1] *= batches
+    for found, expected in zip(*(ops.slot_weights(weights, 0.9, backend=b) for b in ("triton", "reference")), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
