@@ -84,6 +84,12 @@ def test_every_public_name_is_in_the_reference(site):
         ("gmm", "kmeans_plus_plus"),
         ("fisher", "gaussian_fisher_vector"),
         ("fisher", "mixture_fisher_vector"),
+        ("integrations.transformers", "save_pretrained"),
+        ("integrations.transformers", "from_pretrained"),
+        ("integrations.transformers", "record"),
+        ("integrations.lightning", "MixtureNorms"),
+        ("integrations.watch", "watch"),
+        ("integrations.watch", "numbers"),
     ):
         assert f'id="mixnorm.{module}.{name}"' in reference, name
 

@@ -10,7 +10,7 @@ import griffe
 _DEFAULT = re.compile(r'\s+Default: (?:``[^`\n]+``|"[^"\n]*"|[\d.e-]+)$', re.MULTILINE)  # what the signature says as well
 _DOCUMENT = re.compile(r"\bdocs/(\w+\.md)")
 _EQUATION = re.compile(r"^( *)\.\. math::\n((?:\1 +.*\n?|\n)+)", re.MULTILINE)
-_NAME = re.compile(r":(?:func|class|meth):`(\w+)`")
+_NAME = re.compile(r":(?:func|class|meth):`(?:mixnorm\.)?(\w+)`")
 _OTHER_LAYERS = {"mixnorm.layers.MixtureNorm1d", "mixnorm.layers.MixtureNorm3d"}
 
 
