@@ -43,14 +43,13 @@ def change(configs: Sequence[RunConfig], root: Path, runs: Path, name: str) -> s
         return None  # it goes on, or is another's
     wanted = {_without_sources(config) for config in configs}
     folders = [folder for folder in runs.glob(f"{name}-*") if folder != root and folder.is_dir()]
-    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
-        for record in _first(folder):
-            if _without_sources(record.config) in wanted:
-                files = changed(record.config.sources, configs[0].sources)
-                return (
-                    f"{files} changed since the runs in {folder}: they are kept there, and new ones are trained in {root}."
-                )
-    return None
+    folders.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+    found = [(folder, one.config) for folder in folders for one in _first(folder) if _without_sources(one.config) in wanted]
+    if not found or any(config.sources == configs[0].sources for _, config in found):
+        return None
+    folder, config = found[0]
+    files = changed(config.sources, configs[0].sources)
+    return f"{files} changed since the runs in {folder}: they are kept there, and new ones are trained in {root}."
 
 
 def _first(folder: Path) -> list[Record]:
