@@ -104,6 +104,8 @@ def run(
     """
     checked = False
     try:
+        if root.is_file():
+            raise ValueError(f"{root} is a file: choose a folder with --out")
         _check_processes(configs, machine)
         suite = Suite(configs, root, files)
         with DownloadBar() as download:
