@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -231,7 +232,7 @@ def test_a_device_that_is_no_device(device):
 def test_a_file_where_a_folder_belongs(tmp_path):
     file = tmp_path / "kept"
     file.write_text("")
-    assert mistake("train", "--epochs", 1, "--out", file) == f"{file} is a file: choose a folder with --out"
+    assert mistake("train", "--epochs", 1, "--out", file) == f"{file} is a file: name a folder for the runs"
 
 
 def test_a_file_that_is_no_table(tmp_path, monkeypatch):
