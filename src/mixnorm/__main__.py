@@ -9,7 +9,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("mixnorm_lab", "rich", "typer"):
             raise
-        print("The command line needs typer and rich: pip install 'mixnorm[tools]'", file=sys.stderr)
+        print(
+            "The command line needs typer and rich: install the extra, pip install '.[tools]' from a checkout of mixnorm",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
     run()
 

@@ -7,16 +7,16 @@ from typing import Annotated
 
 from mixnorm import __version__
 from mixnorm_lab.cli.bench import bench
-from mixnorm_lab.cli.common import Commands, CsvMayBeAlone, Debug, typer
+from mixnorm_lab.cli.common import Commands, CsvMayBeAlone, Debug, flowing, typer
 from mixnorm_lab.cli.experiments import compare, reproduce, train
 from mixnorm_lab.cli.results import data, inspect, report
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-    help="Mixture normalization: batch norm for activations with more than one mode.",
+    help="Mixture normalization for PyTorch, trained and measured beside batch norm.",
 )  # fmt: skip
 for _command in (compare, train, reproduce, report, inspect, data):
-    app.command(cls=CsvMayBeAlone if _command is report else None)(_command)
+    app.command(cls=CsvMayBeAlone if _command is report else None, help=flowing(_command.__doc__ or ""))(_command)
 app.add_typer(bench, name="bench")
 
 

@@ -121,6 +121,8 @@ def bench_plot(
         try:
             from mixnorm_lab.bench.plots import draw
         except ModuleNotFoundError:
-            raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
+            raise ValueError(
+                "Pictures need matplotlib: install the extra, pip install '.[tools]' from a checkout of mixnorm"
+            ) from None
         for path in draw(read(file), out):
             typer.echo(str(path))

@@ -5,6 +5,7 @@ A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows wh
 
 from __future__ import annotations
 
+import inspect
 import json
 import traceback
 from collections.abc import Iterator
@@ -48,6 +49,11 @@ class CsvMayBeAlone(TyperCommand):
             arg == "--csv" and not (then == "-" or then.endswith(".csv")) for arg, then in zip(args, following, strict=True)
         ]
         return super().parse_args(ctx, [f"{arg}=" if is_alone else arg for arg, is_alone in zip(args, alone, strict=True)])
+
+
+def flowing(text: str) -> str:
+    """A docstring whose paragraphs are lines of their own, which a terminal of any width breaks where it ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n"))
 
 
 @contextmanager
@@ -110,7 +116,10 @@ DataFolder = Annotated[Path | None, typer.Option("--data", help="A folder with t
 
 
 def choose_device(device: str) -> torch.device:
-    choice("--device", device.partition(":")[0], ("auto", "cuda", "cpu"))
+    kind, colon, index = device.partition(":")
+    choice("--device", kind, ("auto", "cuda", "cpu"))
+    if colon and not (kind == "cuda" and index.isdecimal()):
+        raise ValueError(f"--device {device} is unknown: write auto, cpu, cuda, or cuda:0 for the first GPU")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("--device cuda: PyTorch finds no GPU here; use cpu")
     return torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")

@@ -29,5 +29,7 @@ def inspect_run(
     try:
         paths = densities.write(out or folder / INSPECTION, densities=view, record=record, layer=view.layer)
     except ModuleNotFoundError:
-        raise ValueError("Pictures need matplotlib: pip install 'mixnorm[tools]'") from None
+        raise ValueError(
+            "Pictures need matplotlib: install the extra, pip install '.[tools]' from a checkout of mixnorm"
+        ) from None
     return view, epochs, paths

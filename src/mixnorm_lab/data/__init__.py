@@ -57,6 +57,8 @@ def prepare(
 
 def _check(name: str, folder: Path | None) -> None:
     if name not in NAMES:
+        if Path(name).is_file():
+            raise ValueError(f"{name} is a file of no known kind: name a CSV or Parquet file, or a folder of images")
         nearest = difflib.get_close_matches(name, NAMES, cutoff=0.4)
         hint = f", but near {' and '.join(nearest)}" if nearest else ""
         raise ValueError(f"data set {name!r} is unknown{hint}: choose from {', '.join(NAMES)}")

@@ -163,7 +163,9 @@ def of_inception(path: Path, device: torch.device) -> Features:
             FeatureExtractorInceptionV3,
         )
     except ModuleNotFoundError as error:
-        raise ValueError(f"FID needs the package {error.name}: pip install 'mixnorm[fid]'") from error
+        raise ValueError(
+            f"FID needs the package {error.name}: install the extra, pip install '.[fid]' from a checkout of mixnorm"
+        ) from error
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if not digest.startswith(INCEPTION_CHECKSUM):

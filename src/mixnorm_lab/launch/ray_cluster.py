@@ -32,7 +32,9 @@ def connected(address: str | None) -> Iterator[Cluster]:
     try:
         import ray
     except ModuleNotFoundError:
-        raise ValueError('--engine ray needs Ray: pip install "mixnorm[ray]"') from None
+        raise ValueError(
+            "--engine ray needs Ray: install the extra, pip install '.[ray]' from a checkout of mixnorm"
+        ) from None
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if address is None:
         address, options = "local", options | {"include_dashboard": False, "object_store_memory": OBJECT_STORE}

@@ -27,6 +27,7 @@ from mixnorm_lab.launch.shown_runs import (
 )
 
 REFRESHES_PER_SECOND = 2.0
+HEADING = 18  # characters of a metric's name, at most
 BAR_WIDTH = 12  # at least: the longest word in its place
 WIDTHS = (5, 8, 7, 7, 6)  # of the columns beside it, at least, so that they stay where they are
 ALMOST_DONE = 0.999  # a bar that is not full
@@ -70,6 +71,7 @@ class RunBars:
     def _rows(self, shown: Sequence[ShownRun], now: float) -> tuple[list[str], list[tuple[str, RenderableType, list[str]]]]:
         """The headings of the columns beside the bar, and of each run its name, its bar or state, and its cells."""
         measure = next((run.measure for run in shown if run.measured), "accuracy")
+        measure = measure if len(measure) <= HEADING else f"{measure[: HEADING - 1]}…"
         rows: list[tuple[str, RenderableType, list[str]]] = []
         for run in shown:
             state: RenderableType = _bar(run.share)

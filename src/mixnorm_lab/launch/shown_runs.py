@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from mixnorm_lab.config.metrics import metric_of
 from mixnorm_lab.launch.pace import Pace, duration
 from mixnorm_lab.training.progress import UPDATE_SECONDS
 
@@ -66,7 +67,8 @@ class ShownRun:
         if row.get("test_error") is not None:
             self.measure, self.measured = "accuracy", f"{100 * (1 - row['test_error']):.1f}%"
         elif row.get("test_metric") is not None:
-            self.measure, self.measured = "metric", f"{row['test_metric']:.4g}"
+            metric, value = metric_of(row["metric"]), row["test_metric"]
+            self.measure, self.measured = metric.name, f"{100 * value:.1f}%" if metric.unit == "%" else f"{value:.4g}"
         elif row.get("distance") is not None:
             self.measure, self.measured = "distance", f"{row['distance']:.1f}"
         self._count(time.monotonic(), self.done_epochs * self.steps)

@@ -162,8 +162,8 @@ def check_components(found: Look, norms: Mapping[str, tuple[int, str]]) -> list[
         most = max(1, points // POINTS_A_COMPONENT)
         if components > most and components > USUAL:
             raise ValueError(
-                f"{components:,} components are too many for {name}, which gets {points:,} points from a batch and needs at "
-                f"least {POINTS_A_COMPONENT} for each: use -k {most} or less, larger batches, or --layers without it"
+                f"{components:,} components are too many for {name!r}, which gets {points:,} points from a batch and needs "
+                f"at least {POINTS_A_COMPONENT} for each: use -k {most} or less, larger batches, or --layers without it"
             )
         if components > most:
             short.append(

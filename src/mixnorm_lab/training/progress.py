@@ -18,7 +18,7 @@ class RunProgress(Protocol):
         """A step is done, the one that makes ``done`` of the epoch's. Called often."""
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        """An epoch is done; its row of the record."""
+        """An epoch is done; its row of the record, and the name of the ``metric`` that it has."""
 
     def end(self, reason: str) -> None:
         """The run ends, and why: "finished", "interrupted", "not finite" or "failed"; the last perhaps without a start."""

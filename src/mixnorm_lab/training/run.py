@@ -88,7 +88,7 @@ def show_finished(record: Record, progress: RunProgress) -> None:
     """Tells of a run that is done already; its end is left to the caller."""
     config, last = record.config, record.epochs[-1]
     progress.start(config.name, config.epochs, last["steps"] // last["epoch"], done=config.epochs)
-    progress.epoch(last)
+    progress.epoch(last | {"metric": config.metric})
 
 
 def _existing(config: RunConfig, folder: Path, resume: bool) -> Record | None:
@@ -155,7 +155,7 @@ def _run(
                 row = training.run_epoch(progress)
                 writer.epoch(row)  # before the checkpoint: what comes after it is measured again
                 events.epoch(row)
-                progress.epoch(row)
+                progress.epoch(row | {"metric": config.metric})
                 if time.monotonic() - saved_at >= checkpoint_seconds or training.epoch == config.epochs:
                     saved_epoch, saved_at = save(training.state())
         except NotFinite as error:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer.main
@@ -193,7 +194,9 @@ def test_without_typer_the_command_says_what_to_install(start):
     code = f"import sys; sys.modules['typer'] = None; {start}"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert result.stderr == "The command line needs typer and rich: pip install 'mixnorm[tools]'\n"
+    assert result.stderr == (
+        "The command line needs typer and rich: install the extra, pip install '.[tools]' from a checkout of mixnorm\n"
+    )
 
 
 def test_the_version():
@@ -206,3 +209,44 @@ def test_a_warning_of_the_library_is_its_sentence_alone(tmp_path):
     code += "try: main()\nexcept SystemExit: warnings.warn('use larger batches')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "use larger batches\n"
+
+
+def test_paragraphs_of_a_help_text_fill_the_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = invoke("compare", "--help").stdout
+    assert re.search(r"The same command goes on where\s+it", text)
+    assert "in a folder. The same command goes on where it was" in " ".join(text.split())
+    lines = [line.strip() for line in text.splitlines()]
+    [first] = [line for line in lines if line.startswith("Trains both")]
+    after = lines[lines.index(first) + 1]
+    assert after.endswith("was interrupted.")  # two lines, none of them broken where the source was
+
+
+@pytest.mark.parametrize("device", ["cpu:x", "cpu:", "cuda:x", "auto:1"])
+def test_a_device_that_is_no_device(device):
+    assert mistake("compare", "--device", device) == (
+        f"--device {device} is unknown: write auto, cpu, cuda, or cuda:0 for the first GPU"
+    )
+
+
+def test_a_file_where_a_folder_belongs(tmp_path):
+    file = tmp_path / "kept"
+    file.write_text("")
+    assert mistake("train", "--epochs", 1, "--out", file) == f"{file} is a file: name a folder for the runs"
+
+
+def test_a_file_that_is_no_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("")
+    assert mistake("compare", "--data", "notes.txt") == (
+        "notes.txt is a file of no known kind: name a CSV or Parquet file, or a folder of images"
+    )
+
+
+def test_an_extra_is_installed_from_a_checkout_in_one_wording():
+    sources = [path.read_text() for path in Path(mixnorm.__file__).parents[1].rglob("*.py")]
+    assert not [text for text in sources if "mixnorm[" in text]
+    sentences = re.findall(r"[^ ]* the extra,.*", "\n".join(sources))
+    assert len(sentences) == 5
+    for sentence in sentences:
+        assert re.match(r"install the extra, pip install '\.\[[a-z]+\]' from a checkout", sentence)

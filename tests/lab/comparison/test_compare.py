@@ -256,7 +256,7 @@ def test_a_step_takes_batches_that_nothing_else_understands(mine):
         (["--step", "step"], "--step step names no function of yours: write it as my_module:function"),
         (["--loss", "{mine}:build"], r"raised TypeError: build\(\) takes 0 positional arguments but 2 were given: mend it"),
         (["--label-smoothing", 0.1], "the mean squared error spreads no labels: leave --label-smoothing out"),
-        (["-k", 50], "50 components are too many for 1, which gets 32 points from a batch .*: use -k 4 or less"),
+        (["-k", 50], "50 components are too many for '1', which gets 32 points from a batch .*: use -k 4 or less"),
     ],
 )
 def test_mistakes(arguments, sentence, mine):

@@ -167,7 +167,7 @@ def test_missing_file_and_missing_library(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"there is no file .*nothing.pth .* get weights-inception-2015"):
         features.load("inception-2015", tmp_path / "nothing.pth", dataset(), CPU)
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    with pytest.raises(ValueError, match=r"pip install 'mixnorm\[fid\]'"):
+    with pytest.raises(ValueError, match=r"install the extra, pip install '\.\[fid\]' from a checkout"):
         features.load("inception-2015", weights_file(tmp_path / "weights.pth", monkeypatch), dataset(), CPU)
 
 

@@ -229,7 +229,12 @@ def test_in_the_end_the_time_of_all_runs_is_shown(terminal, clock):
 
 
 def test_another_metric_and_a_distance_have_their_own_heading(terminal):
-    for row, heading, value in (({"test_metric": 0.123412}, "metric", "0.1234"), ({"distance": 12.34}, "distance", "12.3")):
+    for row, heading, value in (
+        ({"test_metric": 0.123412, "metric": "mean squared error"}, "mean squared error", "0.1234"),
+        ({"test_metric": 0.4567, "metric": "mean IoU"}, "mean IoU", "45.7%"),
+        ({"test_metric": 1.5, "metric": "a name that is longer than the column:lower"}, "a name that is lo…", "1.5"),
+        ({"distance": 12.34}, "distance", "12.3"),
+    ):
         with RunDisplay(["mine"], terminal) as display:
             run = display.run("mine")
             run.start("", 2, 1, 0)

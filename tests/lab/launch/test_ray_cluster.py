@@ -45,7 +45,8 @@ def resumed(folder, run):
 
 def test_ray_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert mistake("reproduce", "cifar-cnn/cifar10/*", "--engine", "ray").endswith('needs Ray: pip install "mixnorm[ray]"')
+    said = mistake("reproduce", "cifar-cnn/cifar10/*", "--engine", "ray")
+    assert said.endswith("needs Ray: install the extra, pip install '.[ray]' from a checkout of mixnorm")
 
 
 @pytest.mark.parametrize(

@@ -137,10 +137,10 @@ def test_a_step_returns_a_loss():
             50,
             128,
             "batch",
-            "50 components are too many for norm, which gets 128 points .*: use -k 16 or less, larger",
+            "50 components are too many for 'norm', which gets 128 points .*: use -k 16 or less, larger",
         ),
         (2000, 4096, "channel", "2,000 components are too many .*: use -k 512 or less"),
-        (5, 4096, "instance", "5 components are too many for norm, which gets 32 points .*: use -k 4 or less"),
+        (5, 4096, "instance", "5 components are too many for 'norm', which gets 32 points .*: use -k 4 or less"),
     ],
 )
 def test_more_components_than_points_are_refused(components, points, population, sentence):
