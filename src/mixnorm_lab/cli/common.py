@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +82,9 @@ def mistakes() -> Iterator[None]:
         yield
     except typer.Exit:
         raise
+    except BrokenPipeError:  # who read the output wanted no more of it, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
     except (ValueError, OSError, RuntimeError, ModuleNotFoundError) as error:
         show_trace(traceback.format_exc())
         fail(_sentence(error))

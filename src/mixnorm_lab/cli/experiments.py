@@ -101,7 +101,8 @@ def compare(
                 elsewhere = {"features": features, "address": address, "jobs": jobs > 1, "engine": engine != "local"}
                 elsewhere["device"] = device not in ("auto", "cpu")
                 further = [name for name in given if name not in generators.PLANE_OPTIONS]
-                refuse(f"the {data or 'grid'}", [*further, *(name for name, asked in elsewhere.items() if asked)])
+                refuse(f"the {data or 'grid'}", further)
+                refuse(f"the {data or 'grid'}", [name for name, asked in elsewhere.items() if asked], why="takes no")
                 generators.compare_points(data or "grid", seeds, given, out, as_json=as_json)
                 raise typer.Exit(0)
         with for_many(engine, address, device, jobs) as where:

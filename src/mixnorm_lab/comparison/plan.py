@@ -182,8 +182,8 @@ def layers_of(preset: RunConfig, given: Given) -> tuple[str, ...]:
     return preset.mixture.layers if "layers" in given and preset.mixture is not None else ALL_LAYERS
 
 
-def refuse(owner: str, options: Sequence[str], remedy: str = "") -> None:
+def refuse(owner: str, options: Sequence[str], remedy: str = "", why: str = "comes with its own") -> None:
     """Raises where options were given that an experiment of the paper, or a user's data, decides on its own."""
     if options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ValueError(f"{owner} comes with its own {flags}: leave that out{remedy}")
+        raise ValueError(f"{owner} {why} {flags}: leave that out{remedy}")

@@ -67,7 +67,7 @@ class Loaders:
                 "length, or give the object a __len__"
             ) from error
         if self.steps_per_epoch < 1:
-            raise ValueError("the training data has no batch: use a smaller batch size, or more images")
+            raise ValueError("the training data has no batch: use a smaller batch size, or more samples")
         self.train = train
         self.test = test
         self.device = torch.device(device)

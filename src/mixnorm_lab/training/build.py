@@ -265,6 +265,17 @@ def _activate_where_a_relu_follows(model: nn.Module, name: str) -> None:
             norm.activation = None
 
 
+# What PyTorch says of a user's data, and what to do about it.
+REMEDIES = {
+    "must have the same dtype": "let the loader give inputs in fp32, with .float()",
+    "same dtype as": "let the loader give inputs in fp32, with .float()",
+    "expected scalar type": "let the loader give inputs in fp32, with .float()",
+    "shapes cannot be multiplied": "the inputs must have the size that the model's layers take",
+    "channels, but got": "the inputs must have the channels that the model takes",
+    "is out of bounds": "give the model an output for each class; labels count from 0",
+}
+
+
 @contextmanager
 def explained(config: RunConfig) -> Iterator[None]:
     """Makes a sentence of what a user's model or data raises while it is trained, and of memory that is full."""
@@ -282,7 +293,8 @@ def explained(config: RunConfig) -> Iterator[None]:
         yours = config.own_functions
         if not yours:
             raise
-        raise ValueError(f"to train {' with '.join(yours)} raised {told(error)}: mend it, --debug shows where") from error
+        remedy = next((remedy for text, remedy in REMEDIES.items() if text in str(error)), "mend it, --debug shows where")
+        raise ValueError(f"training {' with '.join(yours)} failed with {told(error)}: {remedy}") from error
 
 
 _datasets: dict[tuple[Any, ...], DataSet] = {}  # one run after the other reads the same

@@ -194,6 +194,6 @@ def evaluate(
     if team.size > 1:
         losses, count = team.add(losses), int(team.add(torch.tensor(count, device=device)))
     if count == 0:
-        raise ValueError("the test data has no images: pass at least one batch of them")
+        raise ValueError("the test data has no samples: pass at least one batch of them")
     loss, value = (losses / count).item(), metric.value(everywhere)
     return Evaluation(loss, error=value) if task.judges_by_accuracy else Evaluation(loss, metric=value)

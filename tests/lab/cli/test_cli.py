@@ -100,7 +100,7 @@ def test_a_group_without_a_command_shows_its_help():
         (["compare", "--device", "tpu"], "--device tpu is unknown: choose from auto, cuda, cpu"),
         (["compare", "--data", "cfar10"], "data set 'cfar10' is unknown, but near cifar10"),
         (["compare", "--features", "fid"], "--features is for generators: add --task gan"),
-        (["compare", "--task", "gan", "--data", "ring", "-j", "2"], "the ring comes with its own --jobs: leave that out"),
+        (["compare", "--task", "gan", "--data", "ring", "-j", "2"], "the ring takes no --jobs: leave that out"),
         (["compare", "--task", "gan", "--precision", "bf16"], "the grid comes with its own --precision: leave that out"),
         (["train", "-k", "5"], "-k, --em-iters and -o are of mixture norms: add --layers"),
         (["train", "-o", "inference=mixture"], "-k, --em-iters and -o are of mixture norms: add --layers"),
@@ -250,3 +250,16 @@ def test_an_extra_is_installed_from_a_checkout_in_one_wording():
     assert len(sentences) == 5
     for sentence in sentences:
         assert re.match(r"install the extra, pip install '\.\[[a-z]+\]' from a checkout", sentence)
+
+
+def test_a_reader_that_wants_no_more_is_no_mistake():
+    lines = (
+        "from mixnorm_lab.cli.common import mistakes",
+        "for _ in range(9999):",
+        "    with mistakes():",
+        "        print('x' * 99, flush=True)",
+    )
+    shell = f'{sys.executable} -c "{chr(10).join(lines)}" | head -n 1'
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "x" * 99
+    assert "Broken pipe" not in done.stderr

@@ -254,7 +254,11 @@ def test_a_loss_that_is_not_finite_in_some_of_the_runs(users, tmp_path, no_pictu
         ("{users}:loaders", "{users}:loaders", "must return a torch.nn.Module, but returned a tuple of 2"),
         ("{users}:build", "{users}:broken", "broken raised RuntimeError: the disk with the images is not there: mend it"),
         ("{users}:build", "{users}:build", "must return two loaders"),
-        ("{users}:build", "digits", "to train .*:build raised RuntimeError: mat1 and mat2 shapes"),
+        (
+            "{users}:build",
+            "digits",
+            "training .*:build failed with RuntimeError: mat1 and mat2 shapes.*: the inputs must have the size",
+        ),
     ],
 )
 def test_a_users_mistake(model, data, sentence, users):

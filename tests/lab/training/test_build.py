@@ -1,6 +1,7 @@
 """From a configuration to a model and data: the paper's layers, and functions of the user's own that work or do not."""
 
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -229,12 +230,27 @@ def test_a_users_data_needs_a_users_model(module):
 
 def test_what_goes_wrong_in_training_names_the_users_functions():
     config = own("mine:build", "mine:loaders")
-    sentence = "to train mine:build with mine:loaders raised IndexError: Target 10 is out of bounds: mend it"
-    with pytest.raises(ValueError, match=sentence), build.explained(config):
-        raise IndexError("Target 10 is\nout of bounds")
+    begin = "training mine:build with mine:loaders failed with IndexError: "
+    with pytest.raises(ValueError, match=begin + "what is this: mend it, --debug shows where"), build.explained(config):
+        raise IndexError("what is\nthis")
     for error in (ValueError("a sentence"), OSError("full"), NotFinite("where")):
         with pytest.raises(type(error), match=str(error)), build.explained(config):
             raise error
+
+
+@pytest.mark.parametrize(
+    ("labels", "inputs", "remedy"),
+    [
+        (torch.tensor([0, 7]), torch.zeros(2, 4), "give the model an output for each class"),
+        (torch.tensor([0, 1]), torch.zeros(2, 4).double(), "fp32, with .float()"),
+        (torch.tensor([0, 1]), torch.zeros(2, 4, dtype=torch.long), "fp32, with .float()"),
+        (torch.tensor([0, 1]), torch.zeros(2, 5), "the inputs must have the size"),
+    ],
+    ids=["label", "double", "integer", "size"],
+)
+def test_what_pytorch_says_of_data_has_a_remedy(labels, inputs, remedy):
+    with pytest.raises(ValueError, match=re.escape(remedy)), build.explained(own("mine:build", "mine:loaders")):
+        torch.nn.functional.cross_entropy(torch.nn.Linear(4, 3)(inputs), labels)
 
 
 def test_a_batch_of_one_says_what_to_do():

@@ -10,6 +10,7 @@ from mixnorm_lab.tables import Difference
 
 MOST = 3  # comparisons that have a sentence each, unless norms were compared side by side
 BUSY = "The machine was busy, so time is not judged."
+MANY = 100  # seeds, more than which nobody trains
 WIDEST = 300  # %, beyond which an interval, of two seeds perhaps, says no more than that
 
 
@@ -124,7 +125,7 @@ def _share(made: Difference, what: str) -> str:
         return text
     low, high = sorted((sign * made.low, sign * made.high))
     chance = "" if made.sure or text.startswith("in as") else ", which may be chance"
-    inside = "" if max(-low, high) > WIDEST else f" [{low:.0f}, {high:.0f}]"
+    inside = "" if text.startswith("in as") or max(-low, high) > WIDEST else f" [{low:.0f}, {high:.0f}]"
     return f"{text}{inside}{chance}".replace("-", "−")
 
 
@@ -147,6 +148,8 @@ def _more_seeds(made: Comparison) -> str:
         return "" if min(end.n, end.base_n) > 1 else "Five seeds of each norm would tell more."
     if needed <= min(end.n, end.base_n):
         return f"A difference of {size} would probably have been seen."
+    if needed > MANY:
+        return f"A difference of {size} would not be seen with {MANY} seeds of each norm: it would need a steadier training."
     rough = "" if end.n + end.base_n - 2 >= 8 else " (a rough estimate from so few)"
     return f"To see a difference of {size}, about {needed} seeds of each norm would be needed{rough}."
 

@@ -236,6 +236,8 @@ def test_the_answer_says_how_many_seeds_it_would_take():
     assert "To see a difference of 1 point, about 56 seeds of each norm would be needed." in wide
     few = Outcome(couple(spread(0.2, 2, by=0.01), spread(0.195, 2, by=0.01))).answers[0]
     assert "seeds of each norm would be needed (a rough estimate from so few)." in few
+    far = Outcome(couple(spread(0.2, 3, by=0.04), spread(0.195, 3, by=0.04))).answers[0]
+    assert "A difference of 1 point would not be seen with 100 seeds of each norm" in far
     close = Outcome(couple(spread(0.2, 6), spread(0.2, 6))).answers[0]
     assert "A difference of 1 point would probably have been seen." in close
     assert "seeds" not in Outcome(couple(spread(0.2), spread(0.15))).answers[0].partition("epoch).")[2]
@@ -424,6 +426,7 @@ def test_cost_table(tmp_path):
         (Difference(41.0, 20.0, 60.0, sure=True), "in 41% fewer steps [20, 60]"),
         (Difference(-41.0, -200.0, 98.0), "in 41% more steps [−98, 200], which may be chance"),
         (Difference(-41.0, -11461.0, 98.0), "in 41% more steps, which may be chance"),
+        (Difference(0.2, -11.0, 12.0), "in as many steps"),
     ],
 )
 def test_an_interval_that_says_nothing_is_left_out(difference, text):
