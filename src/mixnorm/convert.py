@@ -96,7 +96,8 @@ def convert(model: nn.Module, select: Select = None, *, form: ModelForm = "gated
             **placement,
         }
         if type(norm) in _LAZY_MIXTURE_OF:
-            return _LAZY_MIXTURE_OF[type(norm)](**arguments).requires_grad_(not is_frozen)
+            lazy = _LAZY_MIXTURE_OF[type(norm)](**arguments)
+            return _without_gradients(lazy) if is_frozen else lazy
         layer = _MIXTURE_OF[THAWED_OF.get(type(norm), type(norm))](norm.num_features, **arguments)
         if layer.keeps_history:
             for name in ("history_weights", "history_means", "history_vars"):
@@ -109,7 +110,7 @@ def convert(model: nn.Module, select: Select = None, *, form: ModelForm = "gated
             if norm.num_batches_tracked is not None:
                 layer.num_batches_tracked.copy_(norm.num_batches_tracked)
         layer.frozen = type(norm) in THAWED_OF
-        return layer.requires_grad_(not is_frozen)
+        return _without_gradients(layer) if is_frozen else layer
 
     def is_candidate(module: nn.Module) -> bool:
         return THAWED_OF.get(type(module), type(module)) in _MIXTURE_OF or type(module) in _LAZY_MIXTURE_OF
@@ -231,7 +232,7 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
             new._parameters[name] = theirs
     trains = [p.requires_grad for p in (old._parameters["weight"], old._parameters["bias"]) if p is not None]
     if trains and not any(trains):
-        new.requires_grad_(False)  # gates, too
+        _without_gradients(new)  # gates, too
     for name in _HOOKS:
         setattr(new, name, getattr(old, name))
     hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()
@@ -243,6 +244,12 @@ def _take_over(new: nn.Module, old: nn.Module) -> nn.Module:
         module._load_hook = new._register_load_state_dict_pre_hook(module._lazy_load_hook)
     new.training = old.training
     return new
+
+
+def _without_gradients(layer: Any) -> Any:
+    for parameter in layer.parameters():
+        parameter.requires_grad = False  # requires_grad_() is not for parameters of lazy layers
+    return layer
 
 
 def _is_new(norm: Any) -> bool:
