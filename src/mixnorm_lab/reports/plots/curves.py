@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mixnorm_lab.reports.model.groups import Family, Group, best, partner, reached
+from mixnorm_lab.reports.model.groups import Family, Group, best, is_busy, partner, reached
 from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, values
 from mixnorm_lab.reports.plots.panels import Panel, panels, styles
 from mixnorm_lab.reports.plots.style import (
@@ -59,7 +59,9 @@ def _curves(panel: Panel, kinds: Collection[str]) -> list[tuple[Picture, Figure]
 
     made = [errors(panel, key) for key in (PLAIN, RECALIBRATED) if there(key)]
     # Of one epoch the picture against steps would be that of the errors again.
-    against = ("train_seconds",) if _of_one_epoch(panel) else ("steps", "train_seconds")
+    against: tuple[str, ...] = () if _of_one_epoch(panel) else ("steps",)
+    if not any(is_busy(run) for group in panel.groups for run in group.runs):  # else time is not judged
+        against += ("train_seconds",)
     made += [soonest(panel, number) for number in against if there(PLAIN, number)]
     further = ("train_error", "train_loss", "test_loss") if panel.name == "densenet" else ("train_error",)  # as in the paper
     return made + [errors(panel, key) for key in further if there(key)]

@@ -201,3 +201,12 @@ def test_legends_lie_outside_of_what_is_drawn(count):
     assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
     assert box.y0 >= whole.y0
     assert axis.get_window_extent().height > 0.5 * 72 * 3.5  # the axis keeps its room
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_time_is_not_drawn_where_the_machine_was_busy(tmp_path, is_busy):
+    made = pair(seeds=2)
+    made[0].epochs[1]["busy"] = is_busy
+    names = {picture.name for picture in curves.draw(groups.families(made), tmp_path)}
+    assert any("by-steps" in name for name in names)
+    assert any("by-time" in name for name in names) is not is_busy
