@@ -397,7 +397,7 @@ def test_more_elements_than_fit_32_bits(channels_first):
 def losses(seed, backend, steps=300, device="cuda"):
     """The loss of a CIFAR CNN, one norm converted, at each step of training on patterns with noise: one for each class."""
     torch.manual_seed(seed)
-    model = mixnorm.convert(CifarCNN(), "conv3.*", num_components=3, backend=backend).to(device)
+    model = mixnorm.convert(CifarCNN(), "conv3.*", num_components=3, form="paper", backend=backend).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     patterns = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device)
     generator = torch.Generator().manual_seed(seed)
