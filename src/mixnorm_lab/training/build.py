@@ -294,7 +294,7 @@ def explained(config: RunConfig) -> Iterator[None]:
         if not yours:
             raise
         remedy = next((remedy for text, remedy in REMEDIES.items() if text in str(error)), "mend it, --debug shows where")
-        raise ValueError(f"training {' with '.join(yours)} failed with {told(error)}: {remedy}") from error
+        raise ValueError(f"training {' with '.join(yours)} failed with {told(error).rstrip('.')}: {remedy}") from error
 
 
 _datasets: dict[tuple[Any, ...], DataSet] = {}  # one run after the other reads the same

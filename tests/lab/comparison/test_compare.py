@@ -254,7 +254,10 @@ def test_a_step_takes_batches_that_nothing_else_understands(mine):
         (["--step", "{mine}:step", "--loss", "mse"], "--step returns the loss itself: leave --loss out"),
         (["--step", "{mine}:step", "--compile"], ":step calls the model itself: compile it there, and leave --compile out"),
         (["--step", "step"], "--step step names no function of yours: write it as my_module:function"),
-        (["--loss", "{mine}:build"], r"raised TypeError: build\(\) takes 0 positional arguments but 2 were given: mend it"),
+        (
+            ["--loss", "{mine}:build"],
+            r"failed with TypeError: build\(\) takes 0 positional arguments but 2 were given: mend it",
+        ),
         (["--label-smoothing", 0.1], "the mean squared error spreads no labels: leave --label-smoothing out"),
         (["-k", 50], "50 components are too many for '1', which gets 32 points from a batch .*: use -k 4 or less"),
     ],

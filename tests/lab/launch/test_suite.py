@@ -175,7 +175,7 @@ def test_several_at_once_measure_the_same_to_the_bit_whatever_happens_beside_the
 def test_what_a_users_code_raises_while_it_trains_is_a_sentence(users, tmp_path):
     failed, shown = run(pair(users(loaders="wrong_labels"), 1), tmp_path / "out")
     assert len({failure.sentence for failure in failed.values()}) == 1
-    assert "wrong_labels raised IndexError: Target" in failed["batch-norm seed 0"].sentence
+    assert "wrong_labels failed with IndexError: Target" in failed["batch-norm seed 0"].sentence
     assert "batch-norm seed 0: failed" in shown
 
 
