@@ -26,6 +26,7 @@ class Kind:
 
 KINDS = {
     "ghost": Kind("ghost batch norm, groups of {} images", "ghost-32"),
+    "parabola": Kind("ghost batch norm with a parabola, groups of {} images", "parabola-32"),
     "group": Kind("group norm, {} groups of channels", "group-32"),
     "layer": Kind("layer norm", "layer", number="never"),
     "instance": Kind("instance norm", "instance", number="never"),

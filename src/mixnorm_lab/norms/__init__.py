@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm_lab.config.norm_names import NormName, parse
 from mixnorm_lab.norms.dropout import BatchNormDropout
-from mixnorm_lab.norms.ghost import GhostBatchNorm
+from mixnorm_lab.norms.ghost import GhostBatchNorm, GhostParabola
 from mixnorm_lab.norms.group import group_norm
 from mixnorm_lab.norms.mode import ModeNorm
 from mixnorm_lab.norms.renorm import WARMUP, BatchRenorm
@@ -20,6 +20,7 @@ __all__ = [
     "BatchNormDropout",
     "BatchRenorm",
     "GhostBatchNorm",
+    "GhostParabola",
     "ModeNorm",
     "ShuffledMixtureNorm",
     "batch_norms",
@@ -38,6 +39,8 @@ def _make(name: NormName, channels: int, eps: float, momentum: float | None) -> 
     number = name.number
     if name.kind == "ghost":
         return GhostBatchNorm(channels, int(number or 0), eps=eps, momentum=momentum)
+    if name.kind == "parabola":
+        return GhostParabola(channels, int(number or 0), eps=eps, momentum=momentum)
     if name.kind == "dropout":
         return BatchNormDropout(channels, float(number or 0), eps=eps, momentum=momentum)
     if name.kind == "renorm":
