@@ -48,6 +48,7 @@ RESNET = {"model": "resnet-18", "precision": "bf16"}
 HELD_OUT = {**RESNET, "validation": 0.1, "train_eval": True}
 PARABOLA = "mixture:layers=relu:deviation=learned"
 ALONE = "mixture:layers=relu:num_components=1:deviation=learned:activation=None"
+EVERYWHERE = "mixture:num_components=1:deviation=learned:num_components@relu=3"
 EIGHT = range(8)
 
 QUEUES = {
@@ -63,6 +64,9 @@ QUEUES = {
             (PARABOLA, range(5)),
             ("parabola-16:layers=relu", range(2)),
             ("parabola-32", range(2)),
+            (EVERYWHERE, range(3)),
+            ("parabola-32:layers=relu", range(4)),
+            (f"{PARABOLA}:num_components=5", range(1)),
             ("batch", EIGHT),
             ("ghost-32", EIGHT),
             (PARABOLA, EIGHT),
