@@ -119,7 +119,7 @@ def test_the_guides_gains_are_those_of_the_records(guide):
     sys.modules["pictures"] = pictures
     spec.loader.exec_module(pictures)
     gains = pictures.gains()
-    assert len(gains) == 6
+    assert len(gains) == 8
     table = guide.partition("| model and data |")[2].partition("\n\n")[0]
     told = [tuple(cell.strip() for cell in row.split("|")[-3:-1]) for row in table.splitlines()[2:]]
     seeds = [" and ".join(str(count) for count in dict.fromkeys(gain.seeds)) for gain in gains]

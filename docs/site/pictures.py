@@ -152,6 +152,8 @@ def gains() -> list[Gain]:
         (paper, "mixture-norm"),
         ("ghost batch norm of 32", "ghost-32"),
         ("the deviation part alone (K = 1)", parabola),
+        ("modes + deviation, before ReLU", "mixture-norm,layers=relu,deviation=learned"),
+        ("ghost + deviation, before ReLU", "parabola-32,layers=relu"),
         ("mixture norm, the gated form", gates),
     ):
         found.append(_gain("ResNet-18, CIFAR-100, held-out images", norm, _accuracies(held_out / folder), base))
@@ -177,7 +179,7 @@ def _gain(where: str, norm: str, own: list[float], base: list[float]) -> Gain:
 
 def result(path: Path) -> None:
     """The gains, hollow where there are too few seeds for an interval."""
-    figure = Figure(figsize=(6.6, 4.0))
+    figure = Figure(figsize=(6.6, 4.8))
     axis = figure.subplots(gridspec_kw={"left": 0.4, "right": 0.7, "top": 0.99, "bottom": 0.12})
     beside = axis.get_yaxis_transform()  # x in widths of the axis, y in rows
     row = -1.4

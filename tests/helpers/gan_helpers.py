@@ -51,9 +51,10 @@ def features(name="cifar-features"):
 def run(config, folder, **options):
     """A run of the trainer; its record."""
     images, measured = options.pop("dataset", None) or dataset(), options.pop("features", None) or features()
-    networks = build.prepare(config, CPU, images, measured)
+    device = torch.device(options.pop("device", CPU))
+    networks = build.prepare(config, device, images, measured)
 
     def begin():
-        return GanLoop(config, *networks, CPU, features=measured, images=images.train.images, folder=folder)
+        return GanLoop(config, *networks, device, features=measured, images=images.train.images, folder=folder)
 
-    return train(config, folder, begin, device=CPU, **options)
+    return train(config, folder, begin, device=device, **options)

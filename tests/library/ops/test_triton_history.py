@@ -199,7 +199,7 @@ def test_slot_weights_of_half_precision(dtype):
 
 @pytest.mark.parametrize("batches", [0.5, 1.015, 1.03, 10.0, 32768.0])
 def test_slot_weights_of_a_slot_that_stands_for_other_than_one_batch(batches):
-    weights = torch.full((2, 4, 3), 1 / 3)
+    weights = torch.full((2, 4, 3), 1 / 3, device=DEVICE)
     weights[:, 1] *= batches
     for found, expected in zip(*(ops.slot_weights(weights, 0.9, backend=b) for b in ("triton", "reference")), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)

@@ -244,6 +244,14 @@ CAUSES = {  # norms of ResNet-18 on held-out images, and what each has that batc
     "mixture-norm,num_components=1,deviation=learned,activation=None": "a parabola, no modes",
     "mixture-norm,layers=relu,num_components=1,deviation=learned,activation=None": "a parabola where a ReLU follows",
     "mixture-norm,layers=relu,deviation=learned": "a parabola and modes where a ReLU follows",
+    "mixture-norm,layers=relu,deviation=learned,scale=unit": "the same without 1/√λ",
+    "mixture-norm,layers=relu,deviation=learned,num_components=5": "the same with 1/√λ, K = 5",
+    "parabola-32,layers=relu": "a parabola and noise, no modes: over 32 images, where a ReLU follows",
+    "parabola-16,layers=relu": "the same, over 16 images",
+    "parabola-32": "a parabola and noise, over 32 images, everywhere",
+    "mixture-norm,num_components=1,deviation=learned,num_components@relu=3": (
+        "modes where a ReLU follows, a parabola everywhere"
+    ),
     "mixture-norm,deviation=learned": "a parabola and modes everywhere",
 }
 
