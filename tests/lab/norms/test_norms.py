@@ -10,7 +10,7 @@ from torch import nn
 import mixnorm
 from mixnorm_lab import models, norms
 from mixnorm_lab.config import norm_names
-from mixnorm_lab.norms import BatchNormDropout, BatchRenorm, GhostBatchNorm, ModeNorm, ShuffledMixtureNorm
+from mixnorm_lab.norms import BatchNormDropout, BatchRenorm, GhostBatchNorm, GhostParabola, ModeNorm, ShuffledMixtureNorm
 
 SHAPE = (12, 6, 4, 3)
 
@@ -120,6 +120,53 @@ def test_ghost_batch_norm_is_as_accurate_as_pytorchs_batch_norm(dtype):
         allowed = 2 * (theirs.double() - best).abs().max() + 2 * torch.finfo(dtype).eps * best.abs().max()
         assert ours.dtype in (dtype, torch.float64)
         assert (ours.double() - best).abs().max() <= allowed
+
+
+# --- ghost batch norm with a parabola -----------------------------------------------------------------------------------
+
+
+def with_parabola(channels, size):
+    norm = with_affine(GhostParabola(channels, size))
+    norm.deviation_weight.data = torch.linspace(-0.5, 0.8, channels, dtype=torch.float64)
+    return norm
+
+
+def bent(x, norm):
+    return x + norm.deviation_weight.view(1, -1, *[1] * (x.dim() - 2)) * (x.square() - 1) / 2**0.5
+
+
+@pytest.mark.parametrize(("images", "groups"), [(12, (4, 4, 4)), (14, (4, 4, 4, 2)), (13, (4, 4, 5)), (3, (3,))])
+@pytest.mark.parametrize("shape", [(6, 4, 3), (6, 5), (6, 2, 2, 3)])
+def test_a_ghost_parabola_bends_what_each_group_is_standardized_to(images, groups, shape):
+    x, norm = data(images, *shape), with_parabola(6, 4)
+    dims = (0, *range(2, x.dim()))
+
+    def by_hand(x):
+        return affine(torch.cat([bent(standardized(part, dims), norm) for part in x.split(groups)]), norm)
+
+    torch.testing.assert_close(norm(x), by_hand(x))
+    for ours, right in zip(*(gradients(f, x, norm.parameters()) for f in (norm, by_hand)), strict=True):
+        torch.testing.assert_close(ours, right)
+    mean, variance = norm.running_mean, norm.running_var
+    wide = (1, -1, *[1] * (x.dim() - 2))
+    expected = affine(bent((x - mean.view(wide)) / (variance.view(wide) + 1e-5).sqrt(), norm), norm)
+    torch.testing.assert_close(norm.eval()(x), expected)
+
+
+def test_a_ghost_parabola_of_the_whole_batch_is_mixture_norm_of_one_component():
+    norm, x = with_parabola(6, 12), data(*SHAPE)
+    mixture = mixnorm.MixtureNorm2d(6, num_components=1, deviation="learned", dtype=torch.float64)
+    for name in ("weight", "bias", "deviation_weight"):
+        getattr(mixture, name).data = getattr(norm, name).data
+    torch.testing.assert_close(norm(x), mixture(x))
+
+
+def test_a_ghost_parabola_starts_as_ghost_batch_norm():
+    ghost, parabola = with_affine(GhostBatchNorm(6, 4)), with_affine(GhostParabola(6, 4))
+    for seed in range(3):
+        x = data(*SHAPE, seed=seed)
+        torch.testing.assert_close(parabola(x), ghost(x))
+    torch.testing.assert_close(parabola.eval()(x), ghost.eval()(x))
 
 
 # --- norms of one image -------------------------------------------------------------------------------------------------
@@ -313,7 +360,7 @@ def test_any_number_of_dimensions_and_memory_format(name, shape):
     torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "group-2"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-2", "group-2"])
 def test_autocast_keeps_statistics_in_fp32(name):
     torch.manual_seed(0)
     norm = norms.make(name, 6)
@@ -324,7 +371,7 @@ def test_autocast_keeps_statistics_in_fp32(name):
     assert (y.double() - exact).abs().max() < 0.02  # a rounding of the result alone
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "shuffled-2", "dropout-0.1"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-2", "shuffled-2", "dropout-0.1"])
 def test_the_memory_format_stays(name):
     x = torch.randn(SHAPE).to(memory_format=torch.channels_last).requires_grad_()
     y = norms.make(name, 6)(x)
@@ -358,7 +405,7 @@ def test_some_batch_norms_are_replaced_and_a_wrong_name_says_what_there_is():
         norms.replace_norms(model, "layer", ["conv9"])
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-2", "dropout-0.5"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-2", "dropout-0.5"])
 def test_statistics_are_refilled_from_data(name):
     """As batch norm's are: the plain mean over the batches, with nothing random."""
     model = nn.Sequential(norms.make(name, 6)).double()
@@ -370,7 +417,7 @@ def test_statistics_are_refilled_from_data(name):
     assert int(next(v for k, v in model.state_dict().items() if k.endswith("tracked"))) == 3
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "renorm", "mode-1"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-1"])
 def test_without_a_momentum_statistics_are_the_plain_mean(name):
     norm, batches = norms.make(name, 6).double(), [data(*SHAPE, seed=seed) for seed in range(3)]
     norm.momentum = None
@@ -398,7 +445,7 @@ def test_nothing_is_read_back_from_the_device(name):
         ("ghost-0", r"must be a whole number from 1 on: write it as ghost-32"),
         ("ghost-1.5", r"must be a whole number"),
         ("dropout-1", r"must be a share between 0 and 1: write it as dropout-0.1"),
-        ("?", "use batch or mixture or ghost-32 or group-32 or layer"),
+        ("?", "use batch or mixture or ghost-32 or parabola-32 or group-32 or layer"),
     ],
 )
 def test_an_unknown_norm_is_answered_with_the_nearest(name, message):
@@ -409,7 +456,8 @@ def test_an_unknown_norm_is_answered_with_the_nearest(name, message):
 def test_what_a_report_calls_them():
     told = [norm_names.parse(name).text for name in norm_names.EXAMPLES]
     assert told == [
-        "ghost batch norm, groups of 32 images", "group norm, 32 groups of channels", "layer norm", "instance norm",
+        "ghost batch norm, groups of 32 images", "ghost batch norm with a parabola, groups of 32 images",
+        "group norm, 32 groups of channels", "layer norm", "instance norm",
         "batch renorm", "mode norm, 2 modes",
         "mixture norm with shuffled responsibilities, K = 3", "batch norm with dropout of 0.1",
     ]  # fmt: skip
