@@ -51,6 +51,7 @@ ALONE = "mixture:layers=relu:num_components=1:deviation=learned:activation=None"
 EVERYWHERE = "mixture:num_components=1:deviation=learned:num_components@relu=3"
 EIGHT = range(8)
 
+
 def on_test_images(model, data, recipe, *norms, **settings):
     """Eight seeds of each norm, the seeds in turns so that all norms have as many at any time."""
     turns = tuple((norm, range(seed, seed + 1)) for seed in EIGHT for norm in norms)
