@@ -33,6 +33,10 @@ class MixtureNorm1d(_MixtureNorm):
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
         seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number n: k-means++, whose randomness
             regularizes, while ``num_batches_tracked`` is below n, and warm afterwards. Default: "kmeans++"
+        fit: "batch": each batch is normalized by the mixture that is fitted to it; "ahead": its points belong to the
+            components of the batch before, whose λ, μ and σ² are then those of this batch, and its own mixture is fitted
+            for the next one. In a CUDA graph that fit runs beside the backward pass, so that a step is shorter.
+            Default: "batch", the paper's
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -114,6 +118,10 @@ class MixtureNorm2d(_MixtureNorm):
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
         seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number n: k-means++, whose randomness
             regularizes, while ``num_batches_tracked`` is below n, and warm afterwards. Default: "kmeans++"
+        fit: "batch": each batch is normalized by the mixture that is fitted to it; "ahead": its points belong to the
+            components of the batch before, whose λ, μ and σ² are then those of this batch, and its own mixture is fitted
+            for the next one. In a CUDA graph that fit runs beside the backward pass, so that a step is shorter.
+            Default: "batch", the paper's
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01
@@ -195,6 +203,10 @@ class MixtureNorm3d(_MixtureNorm):
         em_iters: the paper's "EM iter.": ``em_iters // 2`` Lloyd iterations, the rest EM. Default: 2
         seeding: "kmeans++"; "warm": EM goes on from the last batch's mixture; or a number n: k-means++, whose randomness
             regularizes, while ``num_batches_tracked`` is below n, and warm afterwards. Default: "kmeans++"
+        fit: "batch": each batch is normalized by the mixture that is fitted to it; "ahead": its points belong to the
+            components of the batch before, whose λ, μ and σ² are then those of this batch, and its own mixture is fitted
+            for the next one. In a CUDA graph that fit runs beside the backward pass, so that a step is shorter.
+            Default: "batch", the paper's
         sample_fraction: the share of the points that the mixture is fitted to; 1.0 is all of them. Default: 0.25
         max_samples: a bound on that sample, so that the cost of the fit stops growing; ``None`` for no bound. Default: 4096
         min_weight: components under this weight are dropped, their points merged into the others. Default: 0.01

@@ -10,7 +10,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from mixnorm.layers import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
-from mixnorm.mixture_norm import GATES, _MixtureNorm
+from mixnorm.mixture_norm import _MixtureNorm
+from mixnorm.options import GATES, check_fit, check_options, check_seeding
 
 
 class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
@@ -29,12 +30,13 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         # Without tensors, which would soon be made anew; and with a number of features that num_groups divides.
-        for_history = {option: options.pop(option) for option in ("seeding", "component_affine") if option in options}
+        for_history = {option: options.pop(option) for option in ("seeding", "fit", "component_affine") if option in options}
         super().__init__(options.get("num_groups") or 1, eps, momentum, False, False, device, dtype, **options)
         self.num_features, self.affine, self.track_running_stats = 0, affine, track_running_stats
         for option, value in for_history.items():
             setattr(self, option, value)
-        self._check_seeding()
+        check_seeding(self)
+        check_fit(self)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight = UninitializedParameter(**factory) if affine else None
         self.bias = UninitializedParameter(**factory) if affine and bias else None
@@ -62,7 +64,7 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
     def _materialize(self, num_features: int) -> None:
         self.num_features = num_features
         try:
-            self._check_options()
+            check_options(self)
         except ValueError:
             self.num_features = 0
             raise

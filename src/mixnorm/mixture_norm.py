@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from numbers import Integral, Real
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,44 +13,22 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from mixnorm import gmm
-from mixnorm.functional import (
-    Activation,
-    AffineMode,
-    Scale,
-    check_choice,
-    check_form,
-    empty_like_affine,
-    is_number,
-    no_autocast,
-)
-from mixnorm.history import MixtureHistory
+from mixnorm.ahead import FitAhead, beside_backward
+from mixnorm.functional import Activation, AffineMode, Scale, empty_like_affine, no_autocast
 from mixnorm.ops import distributed
-from mixnorm.ops.choose import Backend, check_backend, in_backward, is_followed, kernels_for
+from mixnorm.ops.choose import Backend, in_backward, is_followed, kernels_for
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import Form, Mixture, Parameters, compute_dtype
-from mixnorm.ops.reference import ACTIVATIONS, MIN_VARIANCE
+from mixnorm.ops.kernels import Form, Kernels, Mixture, Parameters, compute_dtype
+from mixnorm.ops.reference import MIN_VARIANCE
+from mixnorm.options import DEFAULT_MAX_SAMPLES, GATES, Fit, Inference, Learned, Seeding, check_options
 from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, from_points, parameter_for_points, to_points
 
-Seeding = Literal["kmeans++", "warm"]
-Learned = Literal["learned"]
-Inference = Literal["ensemble", "mixture", "paper", "pooled", "steady"]
 KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
-DEFAULT_MAX_SAMPLES = 4096
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
 STILL = 50  # training batches after which gates that have not moved are told
 
 
-class Gate(NamedTuple):
-    """The values of an option that may be learned, one number for each channel."""
-
-    paper: float
-    batch_norm: float  # from where it is learned
-
-
-GATES = {"within": Gate(1.0, 0.0), "between": Gate(0.0, 1.0), "deviation": Gate(0.0, 0.0)}
-
-
-class _MixtureNorm(MixtureHistory):
+class _MixtureNorm(FitAhead):
     """What the three layers share; they differ in the rank of the input alone."""
 
     ranks: tuple[int, ...]
@@ -77,6 +56,7 @@ class _MixtureNorm(MixtureHistory):
         num_components: int = 3,
         em_iters: int = 2,
         seeding: Seeding | int = "kmeans++",
+        fit: Fit = "batch",
         sample_fraction: float = 0.25,
         max_samples: int | None = DEFAULT_MAX_SAMPLES,
         min_weight: float = 0.01,
@@ -103,6 +83,7 @@ class _MixtureNorm(MixtureHistory):
         self.num_components = num_components
         self.em_iters = em_iters
         self.seeding = seeding
+        self.fit = fit
         self.sample_fraction = sample_fraction
         self.max_samples = max_samples
         self.min_weight = min_weight
@@ -121,7 +102,7 @@ class _MixtureNorm(MixtureHistory):
         self.backend = backend
         self.frozen = False
         self._warned = self._whole = False  # of few points; whether a batch had enough
-        self._check_options()
+        check_options(self)
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         for name, wanted in (("weight", affine), ("bias", affine and bias)):
@@ -197,7 +178,9 @@ class _MixtureNorm(MixtureHistory):
                 f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
                 "torch.export where there is no history"
             )
-        start = self.start_for(points) if self.seeding != "kmeans++" and self.training else None
+        # A warm start, or with fit="ahead" all that these points need.
+        is_ahead = self.fit == "ahead" and self.training
+        start = self.start_for(points) if (self.seeding != "kmeans++" and self.training) or is_ahead else None
         ranks = None if group is None else self._meet(points, start, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
@@ -212,6 +195,7 @@ class _MixtureNorm(MixtureHistory):
         if count < MIN_POINTS * components:
             share = count / (MIN_POINTS * components)  # such a batch counts for less
             components = components if keeps_place else max(1, count // MIN_POINTS)
+            is_ahead = False
         if components < self.num_components:
             start = None
             self._warn_of_few_points(count, components)
@@ -221,28 +205,11 @@ class _MixtureNorm(MixtureHistory):
         per_feature = self.population in PER_FEATURE or all(p is None for p in parameters)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
-        with torch.no_grad():
-            size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
-            lloyd_iters = self.em_iters // 2
-            options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
-            mixtures: list[Mixture] = []
-            # With a number, both: how many batches there were is not read back from a GPU.
-            for begin in (start,) if start is None or self.seeding == "warm" else (None, start):
-                if kernels.counts and begin is None and self.training and self.keeps_history and _in_graph(points):
-                    draws: Any = int(torch.randint(2**62, (), device="cpu")), self.num_batches_tracked
-                else:
-                    draws = gmm.draw(size, points, components, begin, fixed=not self.training)
-                fitted = points.detach(), size, draws, components, options, begin, kernels
-                if ranks is None:
-                    sample, mixture = gmm.fit_points(*fitted)
-                else:
-                    sample, mixture = gmm.fit_over_ranks(*fitted, ranks, self.inference == "pooled")
-                mixtures.append(mixture)
-            if len(mixtures) == 2:
-                seeded, continued = mixtures
-                batches = self.num_batches_tracked if self._count_before is None else self._count_before
-                is_early: Any = batches < self.seeding  # type: ignore[operator]
-                mixture = Mixture(*(torch.where(is_early, a, b) for a, b in zip(seeded, continued, strict=True)))
+        fit = self._fit_of(points, count, components, None if is_ahead else start, kernels, ranks)
+        if is_ahead and start is not None:
+            sample, mixture = points.detach(), start
+        else:
+            sample, mixture = fit()
         if ranks is None:
             y, found = kernels.transform(points, mixture, parameters, form)
         else:
@@ -259,7 +226,41 @@ class _MixtureNorm(MixtureHistory):
                 self.remember(found, sample, share, kernels)
             if self.component_affine and share == 1:
                 self._whole = True
+            if is_ahead and start is None:
+                self.keep_ahead(mixture, kernels)
+            elif is_ahead and kernels.counts and ranks is None and _in_graph(points):
+                beside_backward(y, lambda: self.keep_ahead(fit()[1], kernels))
+            elif is_ahead:
+                self.keep_ahead(fit()[1], kernels)
         return y
+
+    def _fit_of(
+        self, points: Tensor, count: int, components: int, start: Mixture | None, kernels: Kernels, ranks: Any
+    ) -> Callable[[], tuple[Tensor, Mixture]]:
+        """The fit of a mixture to a sample of the points. Its random numbers are drawn now, whenever it is called."""
+        size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
+        lloyd_iters = self.em_iters // 2
+        options = Options(lloyd_iters, self.em_iters - lloyd_iters, max(self.eps, MIN_VARIANCE), self.min_weight)
+        fits: list[Callable[[], tuple[Tensor, Mixture]]] = []
+        # With a number, both: how many batches there were is not read back from a GPU.
+        for begin in (start,) if start is None or self.seeding == "warm" else (None, start):
+            if kernels.counts and begin is None and self.training and self.keeps_history and _in_graph(points):
+                draws: Any = int(torch.randint(2**62, (), device="cpu")), self.num_batches_tracked
+            else:
+                draws = gmm.draw(size, points, components, begin, fixed=not self.training)
+            given = points.detach(), size, draws, components, options, begin, kernels
+            if ranks is None:
+                fits.append(functools.partial(gmm.fit_points, *given))
+            else:
+                fits.append(functools.partial(gmm.fit_over_ranks, *given, ranks, self.inference == "pooled"))
+        return fits[0] if len(fits) == 1 else functools.partial(self._early_or_late, *fits)
+
+    def _early_or_late(self, seeded: Callable[[], Any], continued: Callable[[], Any]) -> tuple[Tensor, Mixture]:
+        """Both fits, and of their mixtures the seeded one in the first batches of a training."""
+        (_, early), (sample, late) = seeded(), continued()
+        batches = self.num_batches_tracked if self._count_before is None else self._count_before
+        is_early: Any = batches < self.seeding  # type: ignore[operator]
+        return sample, Mixture(*(torch.where(is_early, a, b) for a, b in zip(early, late, strict=True)))
 
     def _meet(self, points: Tensor, start: Mixture | None, group: Any) -> distributed.Ranks:
         """What the ranks tell each other before they fit: an error on all of them unless they are at the same layer."""
@@ -274,6 +275,7 @@ class _MixtureNorm(MixtureHistory):
             "max_samples": self.max_samples,
             "inference='pooled'": self.inference == "pooled",
             "seeding": self.seeding,
+            "fit": self.fit,
             "an earlier batch to continue from": start is not None and self.seeding != "warm",
             "the dtype of the statistics": compute_dtype(points.dtype),
             "a gradient of the input": points.requires_grad,
@@ -340,72 +342,6 @@ class _MixtureNorm(MixtureHistory):
         shape = self.population, self.num_groups or 1, x.shape[0]
         return Parameters(*(None if p is None else parameter_for_points(p, *shape) for p in parameters))
 
-    def _check_options(self) -> None:
-        check_choice("inference", self.inference, get_args(Inference))
-        check_choice("affine_mode", self.affine_mode, get_args(AffineMode))
-        check_choice("scale", self.scale, get_args(Scale))
-        for name in GATES:
-            value = getattr(self, name)
-            if value != "learned" and not is_number(value):
-                raise ValueError(f"{name}={value!r} must be a number, or 'learned' for one that is learned for each channel")
-        others = [getattr(self, name) != gate.paper for name, gate in GATES.items()]
-        check_form(self.activation, self.affine_mode, self.scale, *others, inference=self.inference)
-        check_choice("activation", self.activation, (None, *ACTIVATIONS))
-        check_choice("population", self.population, get_args(Population))
-        self._check_seeding()
-        check_backend(self.backend)
-        for name, least in (("num_features", 1), ("num_components", 1), ("history", 1), ("em_iters", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, Integral) or value < least:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-        if not 0 <= self.min_weight < 1:
-            raise ValueError(f"min_weight={self.min_weight!r} must be in [0, 1): 0 drops no component")
-        if self.momentum is not None and not (isinstance(self.momentum, Real) and 0 <= self.momentum <= 1):
-            raise ValueError(f"momentum={self.momentum!r} must be in [0, 1], or None to weigh the history evenly")
-        if not self.eps >= 0:
-            raise ValueError(f"eps={self.eps!r} must not be negative")
-        if self.max_samples is not None and not isinstance(self.max_samples, Integral):
-            raise ValueError(f"max_samples={self.max_samples!r} must be a whole number, or None for no bound")
-        gmm.sample_size(1, self.num_components, self.sample_fraction, self.max_samples)
-        if self.population == "group":
-            groups = self.num_groups
-            if not isinstance(groups, Integral) or groups < 1 or self.num_features % groups:
-                raise ValueError(
-                    f"num_groups={self.num_groups!r} must divide num_features={self.num_features} for population='group'"
-                )
-        elif self.num_groups is not None:
-            raise ValueError(
-                f"num_groups={self.num_groups!r} is for population='group', not {self.population!r}: leave it out"
-            )
-
-    def _check_seeding(self) -> None:
-        """What seeding and component_affine need of the other options."""
-        if not isinstance(self.component_affine, bool):
-            raise ValueError(f"component_affine={self.component_affine!r} must be True or False")
-        counts = isinstance(self.seeding, Integral) and not isinstance(self.seeding, bool) and self.seeding >= 0
-        if not counts and self.seeding not in get_args(Seeding):
-            choices = ", ".join(map(repr, get_args(Seeding)))
-            raise ValueError(f"seeding={self.seeding!r} is unknown: choose one of {choices}, or a number of batches")
-        if counts and not self.keeps_history:
-            raise ValueError(f"seeding={self.seeding} counts batches, which needs a history: use 'kmeans++' or 'warm'")
-        if not self.component_affine:
-            return
-        if not self.affine:
-            raise ValueError("component_affine=True needs affine=True: there are no γ and β otherwise")
-        if self.seeding != "warm":
-            raise ValueError("component_affine=True needs components that keep their place: use seeding='warm'")
-        if self.population != "batch":
-            raise ValueError(f"component_affine=True needs population='batch', not {self.population!r}")
-        if not self.track_running_stats or self.momentum == 0:
-            raise ValueError(
-                "component_affine=True needs a history that training fills: use track_running_stats=True and a momentum "
-                "above 0"
-            )
-        if self.affine_mode == "statistics":
-            raise ValueError("component_affine=True does not go with affine_mode='statistics': use affine_mode='output'")
-        if self.inference in ("paper", "pooled"):
-            raise ValueError(f"component_affine=True does not go with inference={self.inference!r}: use 'ensemble'")
-
     def _check_input(self, x: Tensor) -> None:
         if x.dim() not in self.ranks:
             self.check_rank(x)
@@ -449,6 +385,7 @@ class _MixtureNorm(MixtureHistory):
         )
         defaults = {
             "seeding": "kmeans++",
+            "fit": "batch",
             "affine_mode": "output",
             "scale": "fisher",
             "between": 0.0,

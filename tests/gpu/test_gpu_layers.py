@@ -151,7 +151,7 @@ def captured(layer, x, upstream):
     return graph, y, gradient
 
 
-@pytest.mark.parametrize("options", [{}, {"population": "channel"}, {"seeding": "warm"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"population": "channel"}, {"seeding": "warm"}, {"fit": "ahead"}], ids=str)
 def test_every_replay_is_a_training_step(options):
     """New seeds each time, one mixture more in the history, and the numbers of a step without a graph."""
     layer = kernels(16, **options)
@@ -176,6 +176,42 @@ def test_every_replay_is_a_training_step(options):
     assert not torch.equal(moved, newest[-1])
     mean = (layer.history_weights[..., -1, :, None] * moved).sum(-2).flatten()
     torch.testing.assert_close(mean, x.detach().mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
+
+
+def kept(layer):
+    """The mixture that fit="ahead" keeps for the next batch."""
+    return mixnorm.gmm.GaussianMixture(layer.ahead_weights.clone(), layer.ahead_means.clone(), layer.ahead_vars.clone())
+
+
+def test_a_fit_ahead_runs_beside_the_backward_pass_of_a_graph():
+    """A replay has the posterior of the mixture before it, and leaves one that is fitted to what the input holds now."""
+    layer = kernels(16, fit="ahead", affine=False, sample_fraction=1.0, max_samples=None)
+    x, upstream = images(64, 16, 8, 8).requires_grad_(), images(64, 16, 8, 8, seed=1)
+    graph, y, _ = captured(layer, x, upstream)
+    for seed in range(2, 5):
+        before = kept(layer)
+        with torch.no_grad():
+            x.copy_(images(64, 16, 8, 8, seed=seed))
+        graph.replay()
+        flat = x.detach().movedim(1, -1).reshape(-1, 16)
+        expected = mixnorm.functional.mixture_normalize(flat.double(), before.responsibilities(flat).double())
+        found = y.detach().movedim(1, -1).reshape(-1, 16)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4)
+        after = kept(layer)
+        torch.testing.assert_close((after.weights[:, None] * after.means).sum(0), flat.mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_fit_ahead_in_graphed_callables():
+    """The forward and the backward pass are graphs of their own, and each ends by itself."""
+    model = nn.Sequential(kernels(16, fit="ahead"), nn.ReLU(), kernels(16, fit="ahead"))
+    x, upstream = images(64, 16, 8, 8).requires_grad_(), images(64, 16, 8, 8, seed=1)
+    model(x).backward(upstream)  # the first batch fits its own mixture
+    graphed = torch.cuda.make_graphed_callables(model, (x,))
+    means = [kept(model[i]).means for i in (0, 2)]
+    graphed(x).backward(upstream)
+    for i, mean in zip((0, 2), means, strict=True):
+        assert kept(model[i]).means.isfinite().all()
+        assert not torch.equal(kept(model[i]).means, mean)
 
 
 def test_a_batch_that_is_not_finite_stays_out_of_the_history_in_a_graph():

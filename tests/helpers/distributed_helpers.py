@@ -53,6 +53,8 @@ CASES = {
     "all points": Case((6, 3), {"sample_fraction": 1.0}),
     "warm": Case((3, 2, 0, 4), {"seeding": "warm"}),
     "warm for long": Case((3, 2), {"seeding": "warm"}, dtype=torch.float64, steps=6),
+    "ahead": Case((3, 2, 0, 4), {"fit": "ahead"}, steps=3),
+    "ahead, checkpointed": Case((3, 2), {"fit": "ahead"}, checkpointed=True, steps=3),
     "pooled": Case((3, 2, 0, 4), {"inference": "pooled"}),
     "no affine": Case((3, 2), {"affine": False}),
     "no history": Case((3, 2), {"track_running_stats": False}),

@@ -14,6 +14,7 @@ CONFIGURATIONS = [
     {"population": "batch", "inference": "ensemble", "scale": "unit", "within": "learned", "between": "learned"},
     {"population": "batch", "inference": "ensemble", "scale": "unit", "within": 0.5, "between": 0.7},
     {"population": "batch", "inference": "ensemble", "deviation": "learned"},
+    *({"population": population, "inference": "ensemble", "fit": "ahead"} for population in ("batch", "channel")),
     {"population": "instance"},
     {"population": "layer"},
     {"population": "group", "num_groups": 2},
@@ -21,6 +22,11 @@ CONFIGURATIONS = [
 ]
 WITH_HISTORY = [c for c in CONFIGURATIONS if "inference" in c]
 WITHOUT_HISTORY = [c for c in CONFIGURATIONS if "inference" not in c]
+
+
+def seeded(options, seeding):
+    """Options with a seeding; fit="ahead" has one alone."""
+    return options if options.get("fit") == "ahead" else {**options, "seeding": seeding}
 
 
 def points(*shape, seed=0):

@@ -16,6 +16,7 @@ from layer_helpers import (
     assert_same,
     evaluate,
     points,
+    seeded,
     trained,
 )
 from torch import nn
@@ -40,8 +41,8 @@ RANKS = {
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
 def test_state_dict_round_trip(options, seeding, batches, target_is_trained):
     """The state dict says all there is to evaluation: what the other layer saw before does not matter."""
-    layer = trained(MixtureNorm2d(CHANNELS, seeding=seeding, **options), batches)
-    other = MixtureNorm2d(CHANNELS, seeding=seeding, **options)
+    layer = trained(MixtureNorm2d(CHANNELS, **seeded(options, seeding)), batches)
+    other = MixtureNorm2d(CHANNELS, **seeded(options, seeding))
     if target_is_trained:
         evaluate(trained(other, 2, seed=5), points(seed=8))
     other.load_state_dict(layer.state_dict())
@@ -52,8 +53,8 @@ def test_state_dict_round_trip(options, seeding, batches, target_is_trained):
 @pytest.mark.parametrize("options", WITH_HISTORY, ids=str)
 def test_training_goes_on_after_loading(options):
     """A resumed layer has the same history as one that never stopped, warm seeding included."""
-    layer = trained(MixtureNorm2d(CHANNELS, seeding="warm", **options))
-    other = MixtureNorm2d(CHANNELS, seeding="warm", **options)
+    layer = trained(MixtureNorm2d(CHANNELS, **seeded(options, "warm")))
+    other = MixtureNorm2d(CHANNELS, **seeded(options, "warm"))
     other.load_state_dict(layer.state_dict())
     for each in (layer, other):
         torch.manual_seed(1)
@@ -174,7 +175,7 @@ COPIES = {
 @pytest.mark.parametrize("seeding", SEEDING)
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
 def test_copies_behave_the_same_and_share_nothing(options, seeding, copied):
-    layer = trained(MixtureNorm2d(CHANNELS, seeding=seeding, activation="relu", **options))
+    layer = trained(MixtureNorm2d(CHANNELS, activation="relu", **seeded(options, seeding)))
     other = COPIES[copied](layer)
     state = copy.deepcopy(layer.state_dict())
     assert_same(evaluate(other, points(seed=9)), evaluate(layer, points(seed=9)))
@@ -253,7 +254,7 @@ def test_shapes_can_be_found_on_the_meta_device(options):
 @pytest.mark.parametrize("options", CONFIGURATIONS, ids=str)
 def test_inference_mode_leaves_a_layer_that_can_train(options):
     """Statistics may be taken under ``torch.inference_mode()``, as batch norm's may, and training goes on from there."""
-    layer = MixtureNorm2d(CHANNELS, seeding="warm", **options)
+    layer = MixtureNorm2d(CHANNELS, **seeded(options, "warm"))
     with torch.inference_mode():
         trained(layer)
         evaluate(layer, points(seed=9))

@@ -7,7 +7,7 @@ from torch import nn
 
 import mixnorm
 from mixnorm.integrations.watch import numbers, watch
-from mixnorm.mixture_norm import GATES
+from mixnorm.options import GATES
 
 
 def new_model(**options):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixnorm.mixture_norm import GATES, MIN_POINTS, _MixtureNorm
+from mixnorm.mixture_norm import MIN_POINTS, _MixtureNorm
+from mixnorm.options import GATES
 
 PREFIX = "mixture_norm"
 Log = Callable[[Mapping[str, float], int], Any]

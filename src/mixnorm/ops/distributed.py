@@ -21,7 +21,7 @@ from mixnorm.ops.autograd import Transform
 from mixnorm.ops.kernels import Form, Kernels, Mixture, Parameters, compute_dtype
 
 WORLD = "world"  # the default group, whatever it is when the layer runs
-HEADER = 13  # numbers by which ranks know each other when they meet
+HEADER = 16  # numbers, of which some are left for what else must be alike
 PATIENCE = timedelta(seconds=30)  # a rank that waits longer says so
 ALIKE = (
     "all ranks must run the same layers forward and backward, each layer in training on all of them or on none, and a rank "
