@@ -14,6 +14,7 @@ from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.launch.display import DownloadBar
 from mixnorm_lab.reports.model.generators import keep_samples
 from mixnorm_lab.reports.render import csv_files
+from mixnorm_lab.reports.tables import likelihood as likelihood_table
 from mixnorm_lab.storage import records
 
 
@@ -123,6 +124,9 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder for the pictures; by default, one in the run.")
     ] = None,
+    likelihood: Annotated[
+        bool, typer.Option("--likelihood", help="Also find how many components the norm's input wants; a minute or more.")
+    ] = False,
     device: Device = "auto",
     as_json: Json = False,
     debug: Debug = False,
@@ -135,13 +139,21 @@ def inspect(
     """
     with mistakes():
         run = records.read(_record(folder))
-        view, epochs, paths = inspect_run(run, choose_device(device), data, layer, out)
+        found = inspect_run(run, choose_device(device), data, layer, out, likelihood=likelihood)
+    view, epochs, paths = found.view, found.epochs, found.pictures
+    table = None if found.likelihoods is None else likelihood_table.table(found.likelihoods)
     if as_json:
-        print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths]})
+        shown = {} if table is None else {"likelihood": table.json()}
+        print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths], **shown})
         return
     typer.echo(f"The norm {view.layer} after {epochs} epoch{'' if epochs == 1 else 's'}:")
     for path in paths:
         typer.echo(f"  {path}")
+    if table is not None:
+        from rich.console import Console
+
+        console = Console()
+        console.print("", table.rich(console.width), sep="\n")
     if run.config.mixture is None:
         typer.echo("This run has no mixture norm, so there are no components to show over its training.")
     elif len(paths) == 1:

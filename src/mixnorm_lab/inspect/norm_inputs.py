@@ -26,6 +26,7 @@ MIXTURE_NORMS = (MixtureNorm1d, MixtureNorm2d, MixtureNorm3d)
 BINS = 61  # an odd number: values that are all the same are in the middle of one
 TAIL = 0.001  # the share of the values on each side that a histogram leaves out, so that its bins are where the values are
 MAX_POINTS = 16_384
+COMPONENTS = (1, 2, 3)  # of each norm; 1 is batch norm
 
 
 def load_weights(model: nn.Module, folder: Path) -> int:
@@ -69,7 +70,7 @@ def layer_densities(
     images: Any,
     layer: str | None = None,
     *,
-    components: Sequence[int] = (1, 2, 3),
+    components: Sequence[int] = COMPONENTS,
     channels: Sequence[int] | None = None,
     em_iters: int = 2,
     seed: int = 0,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mixnorm_lab.config import catalog
+from mixnorm_lab.inspect import likelihood
+from mixnorm_lab.inspect.likelihood import LayerLikelihoods
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.generators import FRESH_DISTANCE
 from mixnorm_lab.reports.model.generators import title as distance_title
@@ -19,6 +21,7 @@ from mixnorm_lab.reports.render import markdown
 from mixnorm_lab.reports.render.commands import commands
 from mixnorm_lab.reports.render.report import Report, Section
 from mixnorm_lab.reports.tables import claims, cost, details, distances, expectations, inference, plane_scores, provenance
+from mixnorm_lab.reports.tables import likelihood as likelihood_table
 from mixnorm_lab.reports.tables.inference import Evaluation
 from mixnorm_lab.reports.tables.outcome import Outcome
 from mixnorm_lab.reports.tables.results import by_quarters, ends, seed_notes, steps, steps_in_short
@@ -162,7 +165,8 @@ def _of_models(
             tables = tuple(_bare(table) for table in timed if table.rows)
             sections.append(Section(BY_ITSELF, tables=tables, commands=commands(family)))
         title = MODELS.get(model, model)
-        sections.append(Section(f"{INSIDE}: {title}", pictures=tuple(inside.get(model, ()))))
+        wanted = tuple(likelihood_table.table(view) for view in _likelihoods(found))
+        sections.append(Section(f"{INSIDE}: {title}", tables=wanted, pictures=tuple(inside.get(model, ()))))
         pages.append(Page(f"{slug(title)}.md", title, tuple(sections)))
     return pages
 
@@ -240,6 +244,13 @@ def _inside(families: Sequence[Family], folder: Path) -> dict[str, list[Picture]
         seen = next((layer for layer in names if looked_at[0].stem == f"densities-{slug(layer)}"), None)
         shown += densities.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
     return found
+
+
+def _likelihoods(families: Sequence[Family]) -> list[LayerLikelihoods]:
+    """How many components the norms want that ``mixnorm inspect --likelihood`` has looked at."""
+    paths = [run.path for family in families for group in family.groups for run in group.all_runs]
+    folders = [path.parent / INSPECTION for path in paths if path is not None]
+    return [likelihood.read(path) for folder in folders for path in sorted(folder.glob("likelihood-*.json"))]
 
 
 def read_findings(path: Path | None) -> dict[str, list[str]]:
