@@ -125,8 +125,9 @@ class MixtureHistory(nn.Module):
 
     def _settle(self) -> None:
         """Takes what is in the buffers for the layer's own."""
-        if self.keeps_history and not is_lazy(self.history_means):
-            self._written = None if self.history_means.is_inference() else self.history_means._version
+        means = self._buffers["history_means"]
+        if means is not None and not is_lazy(means):
+            self._written = None if means.is_inference() else means._version
 
     def _forget(self) -> None:
         """Drops what is not in the state dict."""
@@ -149,14 +150,17 @@ class MixtureHistory(nn.Module):
             return
         queues, tracked = self.queues()
         newest = statistics if share == 1 else statistics._replace(weights=statistics.weights * share)
-        with torch.no_grad():
-            taken = kernels.push(queues, newest, tracked)
-            if taken is not None and taken.device.type == "cpu" and not is_followed(sample) and not taken:
-                self._warn_of_refusal("a batch was")
-        if not torch.compiler.is_compiling():
-            self._written = None if self.history_means.is_inference() else self.history_means._version
-        if not is_exporting():  # then the batch is a later one, of the program
-            self._seen, self._last_statistics, self._pooled = True, None, None
+        taken = kernels.push(queues, newest, tracked)
+        if taken is not None and taken.device.type == "cpu" and not is_followed(sample) and not taken:
+            self._warn_of_refusal("a batch was")
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling:
+            self._settle()
+        # A module's attributes are slow to set, and a compiler would compile anew for each that is read. In an export the
+        # batch is a later one, of the program.
+        if is_compiling or not self._seen or self._last_statistics is not None or self._pooled is not None:
+            if not is_exporting():
+                self._seen, self._last_statistics, self._pooled = True, None, None
         if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
 

@@ -18,10 +18,10 @@ from mixnorm.functional import Activation, AffineMode, Scale, empty_like_affine,
 from mixnorm.ops import distributed
 from mixnorm.ops.choose import Backend, in_backward, is_followed, kernels_for
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import Form, Kernels, Mixture, Parameters, compute_dtype
+from mixnorm.ops.kernels import Form, Kernels, Look, Mixture, Parameters, compute_dtype
 from mixnorm.ops.reference import MIN_VARIANCE
 from mixnorm.options import DEFAULT_MAX_SAMPLES, GATES, Fit, Inference, Learned, Seeding, check_options
-from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, from_points, parameter_for_points, to_points
+from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, PopulationLook, parameter_for_points
 
 KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
@@ -157,14 +157,13 @@ class _MixtureNorm(FitAhead):
             own = self._parameters.values()
             return empty_like_affine(x, *(p if p is None else p.view(-1, x.shape[1]).sum(0).view(shape) for p in own))
         with no_autocast(x):
-            points = to_points(x, self.population, self.num_groups or 1)
+            look = PopulationLook(self.population, self.num_groups or 1)
             if group is not None:
-                y = distributed.outside_compiler(self._normalize_batch, points, parameters, group)
+                y = distributed.outside_compiler(self._normalize_batch, x, look, parameters, group)
             elif self.training or not self.keeps_history:
-                y = self._normalize_batch(points, parameters)
+                y = self._normalize_batch(x, look, parameters)
             else:
-                y = self._normalize_by_history(points, parameters)
-            y = from_points(y, self.population, like=x)
+                y = look.back(self._normalize_by_history(look.points(x), parameters), like=x)
         y = y.contiguous(memory_format=_memory_format(x))
         if y.requires_grad and not torch.compiler.is_compiling() and y._is_view():
             # As batch norm's, the output is no view: FSDP2 loses sight of one that changes in place, as behind it in a ReLU.
@@ -172,19 +171,21 @@ class _MixtureNorm(FitAhead):
             y = torch.ops.aten._unsafe_view(y, y.shape)
         return y
 
-    def _normalize_batch(self, points: Tensor, parameters: Parameters, group: Any = None) -> Tensor:
+    def _normalize_batch(self, x: Tensor, look: Look, parameters: Parameters, group: Any = None) -> Tensor:
         if torch.jit.is_tracing():
             raise ValueError(
                 f"{type(self).__name__} fits a mixture here, which torch.jit.trace cannot follow: call eval() first, or use "
                 "torch.export where there is no history"
             )
+        points = look.points(x.detach())
         # A warm start, or with fit="ahead" all that these points need.
         is_ahead = self.fit == "ahead" and self.training
         start = self.start_for(points) if (self.seeding != "kmeans++" and self.training) or is_ahead else None
-        ranks = None if group is None else self._meet(points, start, group)
+        ranks = None if group is None else self._meet(points, x.requires_grad, start, group)
         count = points.shape[1] * points.shape[2] if ranks is None else ranks.total
         if count == 0:  # on all ranks
-            return empty_like_affine(points, *(p if p is None or p.dim() != 2 else p.sum(0) for p in parameters))
+            affine = (p if p is None or p.dim() != 2 else p.sum(0) for p in parameters)
+            return look.back(empty_like_affine(look.points(x), *affine), like=x)
         if count == 1 and self.training:
             raise ValueError(
                 f"expected more than 1 value per channel when training, got population={self.population!r} with one: "
@@ -205,15 +206,16 @@ class _MixtureNorm(FitAhead):
         per_feature = self.population in PER_FEATURE or all(p is None for p in parameters)
         kernels = kernels_for(points, components, self.backend, per_feature=per_feature)
         form = Form(self.eps, self.activation, self.affine_mode, self.scale, self.component_affine)
-        fit = self._fit_of(points, count, components, None if is_ahead else start, kernels, ranks)
+        in_graph = kernels.counts and self.training and _in_graph(x)
+        fit = self._fit_of(points, count, components, None if is_ahead else start, kernels, ranks, in_graph)
         if is_ahead and start is not None:
-            sample, mixture = points.detach(), start
+            sample, mixture = points, start
         else:
             sample, mixture = fit()
         if ranks is None:
-            y, found = kernels.transform(points, mixture, parameters, form)
+            y, found = kernels.transform_of(x, look, mixture, parameters, form)
         else:
-            y, found = distributed.transform(points, mixture, parameters, form, kernels, ranks)
+            y, found = distributed.transform_of(x, look, mixture, parameters, form, kernels, ranks)
         if self.training and (torch.compiler.is_compiling() or not in_backward()):
             # A recomputation (activation checkpointing) has been counted the first time. A compiled one asks as it runs.
             if not torch.compiler.is_compiling() and y.requires_grad and self._batches_with_gradient is not None:
@@ -228,14 +230,21 @@ class _MixtureNorm(FitAhead):
                 self._whole = True
             if is_ahead and start is None:
                 self.keep_ahead(mixture, kernels)
-            elif is_ahead and kernels.counts and ranks is None and _in_graph(points):
+            elif is_ahead and in_graph and ranks is None:
                 beside_backward(y, lambda: self.keep_ahead(fit()[1], kernels))
             elif is_ahead:
                 self.keep_ahead(fit()[1], kernels)
         return y
 
     def _fit_of(
-        self, points: Tensor, count: int, components: int, start: Mixture | None, kernels: Kernels, ranks: Any
+        self,
+        points: Tensor,
+        count: int,
+        components: int,
+        start: Mixture | None,
+        kernels: Kernels,
+        ranks: Any,
+        in_graph: bool,
     ) -> Callable[[], tuple[Tensor, Mixture]]:
         """The fit of a mixture to a sample of the points. Its random numbers are drawn now, whenever it is called."""
         size = gmm.sample_size(count, components, self.sample_fraction, self.max_samples)
@@ -244,11 +253,11 @@ class _MixtureNorm(FitAhead):
         fits: list[Callable[[], tuple[Tensor, Mixture]]] = []
         # With a number, both: how many batches there were is not read back from a GPU.
         for begin in (start,) if start is None or self.seeding == "warm" else (None, start):
-            if kernels.counts and begin is None and self.training and self.keeps_history and _in_graph(points):
+            if in_graph and begin is None and self.keeps_history:
                 draws: Any = int(torch.randint(2**62, (), device="cpu")), self.num_batches_tracked
             else:
                 draws = gmm.draw(size, points, components, begin, fixed=not self.training)
-            given = points.detach(), size, draws, components, options, begin, kernels
+            given = points, size, draws, components, options, begin, kernels
             if ranks is None:
                 fits.append(functools.partial(gmm.fit_points, *given))
             else:
@@ -262,7 +271,7 @@ class _MixtureNorm(FitAhead):
         is_early: Any = batches < self.seeding  # type: ignore[operator]
         return sample, Mixture(*(torch.where(is_early, a, b) for a, b in zip(early, late, strict=True)))
 
-    def _meet(self, points: Tensor, start: Mixture | None, group: Any) -> distributed.Ranks:
+    def _meet(self, points: Tensor, followed: bool, start: Mixture | None, group: Any) -> distributed.Ranks:
         """What the ranks tell each other before they fit: an error on all of them unless they are at the same layer."""
         own = self._group
         who = f"{type(self).__name__} {own.name!r}" if own.name else f"{type(self).__name__}({self.num_features})"
@@ -278,7 +287,7 @@ class _MixtureNorm(FitAhead):
             "fit": self.fit,
             "an earlier batch to continue from": start is not None and self.seeding != "warm",
             "the dtype of the statistics": compute_dtype(points.dtype),
-            "a gradient of the input": points.requires_grad,
+            "a gradient of the input": followed,
         }
         count = points.shape[1] * points.shape[2]
         return distributed.meet(group, who, points.device, count, alike, own.number)
@@ -411,11 +420,11 @@ def leaf_of(module: Any, x: Any) -> Any:
     return x.tracer.create_proxy("call_module", path, (x,), {})
 
 
-def _in_graph(points: Tensor) -> bool:
+def _in_graph(x: Tensor) -> bool:
     """Whether a CUDA graph is being captured, and this forward pass will not be recomputed with the generator put back."""
-    if not points.is_cuda or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
+    if not x.is_cuda or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
         return False
-    return points.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    return x.requires_grad and torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 def _padded(mixture: Mixture, count: int) -> Mixture:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from mixnorm.ops.kernels import with_gradient_alike
+from mixnorm.ops.kernels import Look, with_gradient_alike
 
 Population = Literal["batch", "instance", "layer", "group", "channel"]
 WITH_HISTORY = ("batch", "channel")
@@ -43,6 +43,19 @@ def from_points(points: Tensor, population: str, like: Tensor) -> Tensor:
     else:
         x = points
     return x.reshape(like.shape)
+
+
+class PopulationLook(Look):
+    """An activation (N, C, ...) as the points of a population."""
+
+    def __init__(self, population: str, num_groups: int) -> None:
+        self.population, self.num_groups = population, num_groups
+
+    def points(self, x: Tensor) -> Tensor:
+        return to_points(x, self.population, self.num_groups)
+
+    def back(self, points: Tensor, like: Tensor) -> Tensor:
+        return from_points(points, self.population, like)
 
 
 def parameter_for_points(parameter: Tensor, population: str, num_groups: int, batch: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from mixnorm.ops import autograd, fit
 from mixnorm.ops.choose import kernels_for
-from mixnorm.ops.kernels import Form, History, Mixture, Parameters, are_per_feature, compute_dtype  # noqa: F401
+from mixnorm.ops.kernels import AS_THEY_ARE, Form, History, Mixture, Parameters, are_per_feature, compute_dtype  # noqa: F401
 
 
 def split(options):
@@ -35,7 +35,8 @@ def normalize(points, resp, weight, bias, *, statistics=None, backend="auto", **
     per_feature = form.component_affine or are_per_feature(parameters, points)
     kernels = kernels_for(points, resp.shape[2], backend, per_feature=per_feature)
     if statistics is not None and isinstance(kernels, autograd.FastKernels):
-        return autograd.Transform.apply(points, resp, *statistics, *parameters, kernels, form, None)
+        work = autograd.Work(kernels, form, AS_THEY_ARE, lambda _: (resp, Mixture(*statistics)))
+        return autograd.Transform.apply(points, *parameters, work)
     return kernels.normalize(points, resp, parameters, form)
 
 

@@ -6,6 +6,7 @@ same kernels as operators (``library``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,57 +15,77 @@ from torch.autograd.function import once_differentiable
 
 from mixnorm.ops import reference
 from mixnorm.ops.choose import REFERENCE, is_followed
-from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters, gradients, rows
+from mixnorm.ops.kernels import AS_THEY_ARE, Form, History, Kernels, Look, Mixture, Parameters, gradients, rows
 
 LEARNED = len(Parameters._fields)
 
 
-class Transform(torch.autograd.Function):
-    """The transform of points under ν and its statistics. Gradients flow to points and parameters, also through μ and σ².
+class Work:
+    """What a transform does beside its tensors: how x is looked at as points, and where their ν and statistics come from.
 
-    With ``ranks`` the statistics are of all ranks' points. The gradient of the points is then that of all ranks' losses
-    together; those of the parameters are this rank's share, as DistributedDataParallel expects them.
+    Args:
+        posterior: ν of points and λ, μ, σ² under it, which is ``found`` after the forward pass.
+        ranks: those whose points the statistics are of, or ``None``.
+    """
+
+    __slots__ = ("form", "found", "kernels", "look", "posterior", "ranks")
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        form: Form,
+        look: Look,
+        posterior: Callable[[Tensor], tuple[Tensor, Mixture]],
+        ranks: Any = None,
+    ) -> None:
+        self.kernels, self.form, self.look, self.posterior, self.ranks = kernels, form, look, posterior, ranks
+        self.found: Mixture
+
+
+class Transform(torch.autograd.Function):
+    """The transform of x under ν and its statistics. Gradients flow to x and the parameters, also through μ and σ².
+
+    With ``ranks`` the statistics are of all ranks' points. The gradient of x is then that of all ranks' losses together;
+    those of the parameters are this rank's share, as DistributedDataParallel expects them.
+
+    The context comes first, and there is no ``setup_context``: for that PyTorch would look up the signature in every call.
+    Function transforms, which need it, get the reference.
     """
 
     @staticmethod
-    def forward(
-        points: Tensor,
-        resp: Tensor,
-        weights: Tensor,
-        means: Tensor,
-        variances: Tensor,
-        *rest: Any,  # the parameters; then kernels, form and ranks
-    ) -> Tensor:
-        if points.numel() == 0:
-            return torch.empty_like(points)
-        parameters, (kernels, form, _) = Parameters(*rest[:LEARNED]), rest[LEARNED:]
-        y = kernels.mix(points, resp, Mixture(weights, means, variances), parameters, form)
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:  # the parameters, then the work
+        parameters, work = Parameters(*rest[:LEARNED]), rest[LEARNED]
+        points = work.look.points(x)
+        resp, work.found = work.posterior(points)
+        ctx.save_for_backward(x, resp, *work.found, *parameters)
+        ctx.work = work
+        if x.numel() == 0:
+            return torch.empty_like(x)
+        y: Tensor = work.look.back(work.kernels.mix(points, resp, work.found, parameters, work.form), like=x)
         # A function's view could not be changed in place.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[: 5 + LEARNED])
-        ctx.kernels, ctx.form, ctx.ranks = inputs[5 + LEARNED :]
-
-    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        points, resp, weights, means, variances, *rest = ctx.saved_tensors
-        mixture, parameters, wanted = Mixture(weights, means, variances), Parameters(*rest), ctx.needs_input_grad
-        if ctx.ranks is not None:
-            found = _over_ranks(ctx, grad, points, resp, mixture, parameters)
+        x, resp, weights, means, variances, *rest = ctx.saved_tensors
+        work, mixture, parameters = ctx.work, Mixture(weights, means, variances), Parameters(*rest)
+        kernels, look, wanted = work.kernels, work.look, ctx.needs_input_grad
+        if work.ranks is not None:
+            of_points, *found = _over_ranks(ctx, look.points(grad), look.points(x), resp, mixture, parameters)
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
-                y = reference.normalize(rows(points, resp.dtype), resp, parameters, ctx.form)
-            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5 : 5 + LEARNED]), grad)
+                y = reference.normalize(rows(look.points(x), resp.dtype), resp, parameters, work.form)
+            of_x, *found = gradients(y, (x, *parameters), wanted[:-1], look.points(grad))
+            return of_x, *_of_parameters(found, parameters), None
         else:
-            found = ctx.kernels.mix_backward(grad, points, resp, mixture, parameters, ctx.form)
-        return _of_inputs(found, wanted, parameters, others=3)
+            of_points, *found = kernels.mix_backward(look.points(grad), look.points(x), resp, mixture, parameters, work.form)
+        of_x = look.back(of_points, like=x) if wanted[0] else None
+        return of_x, *_of_parameters(found, parameters), None
 
 
 @once_differentiable
 def _over_ranks(ctx: Any, grad: Tensor, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters) -> Any:
-    count, ranks = points.shape[1] * points.shape[2], ctx.ranks
+    count, ranks = points.shape[1] * points.shape[2], ctx.work.ranks
 
     def add_up(lines: Tensor) -> None:
         """∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k, from this rank's loss and points to those of all."""
@@ -72,63 +93,59 @@ def _over_ranks(ctx: Any, grad: Tensor, points: Tensor, resp: Tensor, mixture: M
         ranks.add_up(lines)
         lines.div_(ranks.total)
 
-    kernels = ctx.kernels if count else REFERENCE  # a rank without points only takes part in the sum
+    kernels = ctx.work.kernels if count else REFERENCE  # a rank without points only takes part in the sum
     over_ranks = add_up if ctx.needs_input_grad[0] else None
-    return kernels.mix_backward(grad, points, resp, mixture, parameters, ctx.form, over_ranks)
+    return kernels.mix_backward(grad, points, resp, mixture, parameters, ctx.work.form, over_ranks)
 
 
 class Evaluate(torch.autograd.Function):
     """Evaluation under T mixtures, for models that are tuned with frozen statistics. Gradients stop at the posterior."""
 
     @staticmethod
-    def forward(
-        points: Tensor,
-        weights: Tensor,
-        means: Tensor,
-        variances: Tensor,
-        tau: Tensor,
-        *rest: Any,  # the parameters; then mode, bounded, kernels and form
-    ) -> Tensor:
-        mode, bounded, kernels, form = rest[LEARNED:]
-        history = History(weights, means, variances, tau, mode, bounded)
-        return kernels.evaluate(points, history, Parameters(*rest[:LEARNED]), form)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[: 5 + LEARNED])
-        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = inputs[5 + LEARNED :]
+    def forward(ctx: Any, points: Tensor, *rest: Any) -> Tensor:  # the parameters; then history, kernels and form
+        parameters, (history, kernels, form) = Parameters(*rest[:LEARNED]), rest[LEARNED:]
+        ctx.save_for_backward(points, *history[:4], *parameters)
+        ctx.mode, ctx.bounded, ctx.kernels, ctx.form = history.mode, history.bounded, kernels, form
+        y: Tensor = kernels.evaluate(points, history, parameters, form)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         points, *saved = ctx.saved_tensors
-        weights, means, variances, tau = saved[:4]
-        history, parameters = History(weights, means, variances, tau, ctx.mode, ctx.bounded), Parameters(*saved[4:])
+        history, parameters = History(*saved[:4], ctx.mode, ctx.bounded), Parameters(*saved[4:])
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled() or is_followed(grad):
             with torch.enable_grad():
                 y = Kernels.inference(ctx.kernels, points, history, parameters, ctx.form)
-            found = gradients(y, (points, *parameters), (wanted[0], *wanted[5 : 5 + LEARNED]), grad)
+            of_points, *found = gradients(y, (points, *parameters), wanted[:-3], grad)
         else:
-            found = ctx.kernels.inference_backward(grad, points, history, parameters, ctx.form)
-        return _of_inputs(found, wanted, parameters, others=4)
+            of_points, *found = ctx.kernels.inference_backward(grad, points, history, parameters, ctx.form)
+        return of_points if wanted[0] else None, *_of_parameters(found, parameters), None, None, None
 
 
 class FastKernels(Kernels):
     """What the faster implementations share: their transform and evaluation have gradients of their own."""
 
     def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
-        with torch.no_grad():
-            resp, found = self.em_step(points.detach(), mixture)
-        return Transform.apply(points, resp, *found, *parameters, self, form, None), found
+        return self.transform_of(points, AS_THEY_ARE, mixture, parameters, form)
+
+    def transform_of(
+        self, x: Tensor, look: Look, mixture: Mixture, parameters: Parameters, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        # The looks are taken inside, where autograd need not follow each of their steps.
+        work = Work(self, form, look, lambda points: self.em_step(points, mixture))
+        return Transform.apply(x, *parameters, work), work.found
 
     def normalize(self, points: Tensor, resp: Tensor, parameters: Parameters, form: Form) -> Tensor:
-        with torch.no_grad():
-            found = self.moments(points.detach(), resp)
-        return Transform.apply(points, resp, *found, *parameters, self, form, None)
+        given = resp.detach()
+        work = Work(self, form, AS_THEY_ARE, lambda points: (given, self.moments(points, given)))
+        y: Tensor = Transform.apply(points, *parameters, work)
+        return y
 
     def inference(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, *parameters)):
-            return Evaluate.apply(points, *history[:4], *parameters, *history[4:], self, form)
+            y: Tensor = Evaluate.apply(points, *parameters, history, self, form)
+            return y
         return self.evaluate(points, history, parameters, form)
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
@@ -146,6 +163,7 @@ class ReferenceTransform(FastKernels):
     normalize = Kernels.normalize
     mix = Kernels.mix
     mix_backward = Kernels.mix_backward
+    transform_of = Kernels.transform_of
 
     def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
         with torch.no_grad():
@@ -153,8 +171,6 @@ class ReferenceTransform(FastKernels):
         return self.normalize(points, resp, parameters, form), found
 
 
-def _of_inputs(found: Any, wanted: Any, parameters: Parameters, others: int) -> tuple[Any, ...]:
-    """The gradients of all inputs: points, four tensors without one, parameters in their own dtype, and so many others."""
-    of_points, *of_parameters = found
-    cast = [None if p is None or g is None else g.to(p.dtype) for g, p in zip(of_parameters, parameters, strict=True)]
-    return (of_points if wanted[0] else None), None, None, None, None, *cast, *[None] * others
+def _of_parameters(found: Any, parameters: Parameters) -> list[Tensor | None]:
+    """The gradients of the parameters in their own dtype."""
+    return [None if p is None or g is None else g.to(p.dtype) for g, p in zip(found, parameters, strict=True)]

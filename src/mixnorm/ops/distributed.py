@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mixnorm.ops import fit
-from mixnorm.ops.autograd import Transform
-from mixnorm.ops.kernels import Form, Kernels, Mixture, Parameters, compute_dtype
+from mixnorm.ops.autograd import Transform, Work
+from mixnorm.ops.kernels import Form, Kernels, Look, Mixture, Parameters, compute_dtype
 
 WORLD = "world"  # the default group, whatever it is when the layer runs
 HEADER = 16  # numbers, of which some are left for what else must be alike
@@ -196,18 +196,18 @@ def _is_done(work: Any) -> bool:
     return True
 
 
-def transform(
-    points: Tensor,
+def transform_of(
+    x: Tensor,
+    look: Look,
     mixture: Mixture,
     parameters: Parameters,
     form: Form,
     kernels: Kernels,
     ranks: Ranks,
 ) -> tuple[Tensor, Mixture]:
-    """The kernels' ``transform`` with λ, μ, σ² of all ranks' points."""
-    with torch.no_grad():
-        resp, found = em_step(points.detach(), mixture, kernels, ranks)
-    return Transform.apply(points, resp, *found, *parameters, kernels, form, ranks), found
+    """The kernels' ``transform_of`` with λ, μ, σ² of all ranks' points."""
+    work = Work(kernels, form, look, lambda points: em_step(points, mixture, kernels, ranks), ranks)
+    return Transform.apply(x, *parameters, work), work.found
 
 
 def em_step(points: Tensor, mixture: Mixture, kernels: Kernels, ranks: Ranks) -> tuple[Tensor, Mixture]:

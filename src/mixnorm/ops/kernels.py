@@ -28,6 +28,20 @@ compute_dtype = functools.partial(torch.promote_types, torch.float32)  # statist
 is_exporting = functools.partial(getattr, torch.compiler, "_is_exporting_flag")
 
 
+class Look:
+    """How a tensor is looked at as points, and points as such a tensor. This one takes points as they are."""
+
+    def points(self, x: Tensor) -> Tensor:
+        return x
+
+    def back(self, points: Tensor, like: Tensor) -> Tensor:
+        """The inverse of :meth:`points`, in the shape of ``like``."""
+        return points
+
+
+AS_THEY_ARE = Look()
+
+
 class Kernels:
     """The reference implementation of every operation. Gradients are autograd's own, so anything may look on."""
 
@@ -83,6 +97,13 @@ class Kernels:
         x = rows(points, mixture.means.dtype)
         resp = reference.responsibilities(x.detach(), *mixture).detach()
         return self._normalize(points, x, resp, parameters, form)
+
+    def transform_of(
+        self, x: Tensor, look: Look, mixture: Mixture, parameters: Parameters, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        """:meth:`transform` of the points that x is looked at as, in the shape of x."""
+        y, found = self.transform(look.points(x), mixture, parameters, form)
+        return look.back(y, like=x), found
 
     def normalize(self, points: Tensor, resp: Tensor, parameters: Parameters, form: Form) -> Tensor:
         """The transform of the points under given ν, which has no gradient."""
@@ -144,6 +165,7 @@ class Kernels:
             y = Kernels.inference(self, leaves[0], history, Parameters(*leaves[1:]), form)
         return gradients(y, leaves, [True] * len(leaves), grad, create_graph=False)
 
+    @torch.no_grad()
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> Tensor | None:
         """Shifts the queues (B, T, K) and twice (B, T, K, D) by one and appends ``newest``, if that can be kept.
 

@@ -83,10 +83,7 @@ class TritonKernels(FastKernels):
     ) -> tuple[Tensor | None, ...]:
         grad = grad.resolve_neg()  # of an output that goes into a complex number and its conjugate
         given = (grad, points, _planar(resp), _contiguous(mixture), _dense(parameters), form)
-        of_points, *found = gradient.mix_backward(*given, over_ranks)
-        if not form.component_affine:
-            found = [t.flatten(1) for t in found]
-        return of_points, *(t[0] if t.shape[0] == 1 else t.sum(0) for t in found)
+        return gradient.mix_backward(*given, over_ranks)
 
     def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
         return evaluation.inference(points, history, _dense(parameters), form)
@@ -111,13 +108,18 @@ TRITON, TRITON_FIT = TritonKernels(), _FitOnly()
 
 def _planar(resp: Tensor) -> Tensor:
     """ν (B, m, K) in memory as (B, K, m) in fp32."""
+    if resp.dtype == torch.float32 and resp.stride(1) == 1 and resp.stride(2) == resp.shape[1]:  # as the kernels made it
+        return resp
     return resp.float().mT.contiguous().mT
 
 
 def _dense(parameters: Parameters) -> Parameters:
     """Parameters as the kernels read them: one number after the other."""
+    if all([p is None or p.is_contiguous() for p in parameters]):
+        return parameters
     return Parameters(*(None if p is None else p.contiguous() for p in parameters))
 
 
 def _contiguous(mixture: Mixture) -> Mixture:
-    return Mixture(*(t.contiguous() for t in mixture))
+    weights, means, variances = mixture
+    return Mixture(weights.contiguous(), means.contiguous(), variances.contiguous())

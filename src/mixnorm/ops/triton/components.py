@@ -45,7 +45,10 @@ def _options(form: Form, *given: bool) -> tuple[tuple[str, Any], ...]:
 
 def transform_options(parameters: Parameters, form: Form) -> tuple[tuple[str, Any], ...]:
     """What the kernels of the transform and of its gradient are compiled for."""
-    return _options(form, *(parameter is not None for parameter in parameters))
+    weight, bias, within, between, deviation = parameters
+    return _options(
+        form, weight is not None, bias is not None, within is not None, between is not None, deviation is not None
+    )
 
 
 @triton.jit

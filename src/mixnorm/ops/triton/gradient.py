@@ -48,10 +48,9 @@ def mix_backward(
     parameters: Parameters,
     form: Form,
     over_ranks: Callable[[Tensor], None] | None = None,
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """The gradients of the points and the parameters, where μ and σ² are the statistics of the points.
 
-    Those of γ and β are (B, rows, D), of one row or one for each component, those of g, b and d (B, D).
     ``over_ranks`` changes ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k (B, 2, K, D) in place, where those are of more points yet.
     """
     components = resp.shape[2]
@@ -64,14 +63,25 @@ def mix_backward(
     batch, dim = points.shape[0], points.shape[3]
     sums, lines = torch.empty(sums_plan.info["sums"], **new), torch.empty(batch, 2, components, dim, **new)
     rows = components if form.component_affine else 1
-    of_affine, of_gates = torch.empty(2, batch, rows, dim, **new), torch.empty(3, batch, dim, **new)
+    of_affine = torch.empty(2, batch, rows, dim, **new)
     given = (*statistics, *parameters)
+    has_gates = not (parameters.within is None and parameters.between is None and parameters.deviation is None)
+    of_gates = torch.empty(3, batch, dim, **new) if has_gates else None
     launch(sums_plan, (points, grad, resp, *given), (sums,))
     launch(lines_plan, given, (sums, lines, of_affine, of_gates))
     if over_ranks is not None:
         over_ranks(lines)
     launch(plan, (points, grad, resp, *given), (lines, grad_points))
-    return grad_points, *of_affine.unbind(), *of_gates.unbind()
+    places = ((of_affine, 0), (of_affine, 1), (of_gates, 0), (of_gates, 1), (of_gates, 2))
+    return grad_points, *[
+        None if p is None else _over_mixtures(found[i], p.shape)  # type: ignore[index]
+        for p, (found, i) in zip(parameters, places, strict=True)
+    ]
+
+
+def _over_mixtures(found: Tensor, shape: torch.Size) -> Tensor:
+    """The gradient of a parameter, from those that each of the B mixtures has."""
+    return found.view(shape) if len(found) == 1 else found.sum(0).view(shape)
 
 
 @functools.lru_cache(maxsize=PLANS)
@@ -214,7 +224,7 @@ def _gradient_lines(
     sums_ptr,  # (B, G, 2 or 3, K, D)
     lines_ptr,  # (B, 2, K, D), written: ∂L/∂μ_k / n_k and 2·∂L/∂σ²_k / n_k
     affine_ptr,  # (2, B, 1 or K, D), written: the gradients of γ and β
-    gates_ptr,  # (3, B, D), written: the gradients of g, b and d
+    gates_ptr,  # (3, B, D), written: the gradients of those of g, b and d that there are
     m,
     dim,
     programs,
@@ -333,9 +343,12 @@ def _gradient_lines(
     if not PER_COMPONENT:
         tl.store(affine_ptr + b * dim + d, grad_gamma, mask=d < dim)
         tl.store(affine_ptr + (batches + b) * dim + d, grad_beta, mask=d < dim)
-    tl.store(gates_ptr + b * dim + d, grad_within, mask=d < dim)
-    tl.store(gates_ptr + (batches + b) * dim + d, grad_between, mask=d < dim)
-    tl.store(gates_ptr + (2 * batches + b) * dim + d, grad_deviation, mask=d < dim)
+    if HAS_WITHIN:
+        tl.store(gates_ptr + b * dim + d, grad_within, mask=d < dim)
+    if HAS_BETWEEN:
+        tl.store(gates_ptr + (batches + b) * dim + d, grad_between, mask=d < dim)
+    if HAS_DEVIATION:
+        tl.store(gates_ptr + (2 * batches + b) * dim + d, grad_deviation, mask=d < dim)
     lines_ptr += b * 2 * K * dim
     grad_variance0 = -0.5 * root0 * root0 * root0 * grad_root0
     for k in tl.static_range(K):

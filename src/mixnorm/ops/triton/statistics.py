@@ -41,7 +41,7 @@ def moments(points: Tensor, resp: Tensor) -> Mixture:
 
 def _em_step_into(resp: Tensor, points: Tensor, mixture: Mixture, *, given: bool) -> Mixture:
     em_plan, m_plan = _plans(tiles.describe(points), mixture[0].shape[1], given)
-    weights, means, variances = (t.contiguous() for t in mixture)
+    weights, means, variances = mixture[0].contiguous(), mixture[1].contiguous(), mixture[2].contiguous()
     new: Any = {"dtype": torch.float32, "device": points.device}
     counts, sums = torch.empty(em_plan.info["counts"], **new), torch.empty(em_plan.info["sums"], **new)
     result = Mixture(torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances))
