@@ -75,7 +75,7 @@ ROOMS = {
     "storage": "config",
     "inspect": "internals storage",
     "reports": "tables config storage inspect",
-    "bench": "internals tables models config storage",
+    "bench": "internals tables models config norms storage",
     "training": "internals models own data config tasks norms storage",
     "generators": "models data config storage training",
     "launch": "own data config storage training generators",

@@ -36,7 +36,7 @@ MARKS = {True: "✓", False: "✗", None: ""}
 LINE = 1_000  # characters at most, where there is no terminal: no number is broken up
 SPREAD = 0.3  # of a median: a machine that does nothing else stays below
 FIRST_TO_GO = ("error_grad", "error", "bandwidth", "memory", "paper", "spread", "goal")  # in a narrow terminal
-MODES = {"graph": "inside a CUDA graph", "eager": "eager", "cpu": "eager, on a CPU"}
+MODES = {"graph": "inside a CUDA graph", "eager": "eager", "compiled": "with torch.compile", "cpu": "eager, on a CPU"}
 
 
 class BenchDisplay:
@@ -97,7 +97,7 @@ class BenchDisplay:
         """One line a case: what its base takes, and how the others compare."""
         parts = []
         for row in rows:
-            name = row["variant"] if is_base(row) else f"K={row['num_components']}"
+            name = row["variant"] if is_base(row) or row["benchmark"] == "models" else f"K={row['num_components']}"
             number = row["time_ms"] if row["time_ms"] else row["peak_memory_mb"]
             unit = "ms" if row["time_ms"] else "MB"
             if number is None:

@@ -23,6 +23,12 @@ LAYER = {
 LARGE = ("256x256x56x56", "256x64x32x32")
 EAGER_LAYER, INFERENCE = 3.0, 2.0
 COST = {"graph": 0.98, "eager": 0.95}  # steps a second against batch norm's
+MODELS = {  # a training step of a model, by its case and mode
+    ("cifar-cnn-b256", "graph"): 1.1,
+    ("resnet-18-b256", "graph"): 1.1,
+    ("resnet-50-b128", "graph"): 1.02,
+    ("resnet-50-b128", "eager"): 1.1,
+}
 SLOPE, SLOPE_FROM = 1.0, 1_000_000  # of the time against the points, on a log-log scale, from so many points on
 GROWTH = 0.15  # of the time from K = 2 to K = 5 at the large shapes
 MEMORY_SLACK = 1.05
@@ -51,7 +57,12 @@ def base_of(row: Row, rows: Iterable[Row]) -> Row | None:
 
 def goal(row: Row, rows: Sequence[Row]) -> float | None:
     """The most that the row's ratio may be; ``None`` where nothing was asked for. The reference has no goals."""
-    if is_base(row) or row["variant"] == "reference" or row["series"]:
+    if is_base(row) or row["variant"].startswith("reference"):
+        return None
+    if row["benchmark"] == "models":
+        is_asked = row["num_components"] is not None and row["series"] == "training"
+        return MODELS.get((row["case"], row["mode"])) if is_asked else None
+    if row["series"]:
         return None
     if row["benchmark"] == "memory":
         return memory_goal(row, base_of(row, rows))

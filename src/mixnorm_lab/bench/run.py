@@ -16,8 +16,9 @@ from mixnorm_lab.bench import measure
 from mixnorm_lab.bench.cases import SCIKIT_LEARN_FIT, Case
 from mixnorm_lab.bench.cpu_memory import cpu_peak_memory
 from mixnorm_lab.bench.errors import errors
-from mixnorm_lab.bench.steps import Variant, backend_in_use, make_inputs, make_step
+from mixnorm_lab.bench.steps import Step, Variant, backend_in_use, make_inputs, make_step
 from mixnorm_lab.bench.traffic import bytes_moved
+from mixnorm_lab.bench.whole_models import FORMS
 from mixnorm_lab.storage import environment
 from mixnorm_lab.storage.measurements import COLUMNS, MeasurementFile, Row
 
@@ -81,8 +82,11 @@ def run(cases: Sequence[Case], options: BenchOptions, table: MeasurementFile, wa
 
 
 def variants_of(case: Case, backend: str, options: BenchOptions) -> list[Variant]:
-    """The base first, then every K."""
+    """The base first, then every K; of a model every form, of which plain PyTorch is not measured beside."""
     variants = [Variant("batch_norm")]
+    if case.benchmark == "models":
+        mixtures = [Variant(backend, k, form) for form in case.forms if form in FORMS for k in case.components]
+        return [*variants, *(Variant(form) for form in case.forms if form not in FORMS), *mixtures]
     if case.benchmark == "fit":
         beside = case.mode == "cpu" and (options.quick or case.shape == SCIKIT_LEARN_FIT)
         variants = [Variant("scikit_learn", case.components[-1])] if beside else []
@@ -116,9 +120,13 @@ def measure_times(
 ) -> None:
     inputs = make_inputs(case, options.device)
     held = sum(t.nbytes for t in inputs)
-    steps = {}
+    steps: dict[Variant, Step] = {}
+    left_out: list[Variant] = []
     with fastest_convolutions():
         for variant, row in rows.items():
+            if steps and time.monotonic() > deadline:  # of a model that takes long; what is ready is still measured
+                left_out.append(variant)
+                continue
             stage(f"preparing {variant}")
             with failures_in(row):
                 step = make_step(case, variant, inputs)
@@ -128,6 +136,10 @@ def measure_times(
         stage("measuring")
         times = measure.alternate(steps, options.device, quick=options.quick, deadline=deadline)
     steps.clear()
+    if case.mode == "compiled":
+        torch.compiler.reset()  # or models would be compiled for the same code until there are too many
+    for variant in left_out:
+        del rows[variant]
     for variant, samples in times.items():
         row = rows[variant]
         row["time_ms"], row["p20_ms"], row["p80_ms"] = measure.percentiles(samples)
@@ -159,11 +171,11 @@ def blank_row(case: Case, variant: Variant) -> Row:
         "dtype": case.dtype,
         "layout": case.layout,
         "mode": case.mode,
-        "variant": variant.name,
+        "variant": variant.label,
         "num_components": variant.num_components,
         "em_iters": case.em_iters if variant.is_mixture else None,
-        "m": case.points,
-        "channels": case.channels,
+        "m": None if case.model else case.points,
+        "channels": None if case.model else case.channels,
         "bytes": bytes_moved(case, variant),
         "failure": "",
     }
