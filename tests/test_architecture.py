@@ -240,7 +240,9 @@ def test_models_stand_on_torch_alone(module):
         ),
         (
             "matplotlib",
-            {"mixnorm_lab.demo", "mixnorm_lab.bench.plots"} | {module for module in LAB if ".reports.plots." in module},
+            {"mixnorm_lab.demo"}
+            | {f"mixnorm_lab.bench.{name}" for name in ("plots", "plot_parts", "whole.pictures")}
+            | {module for module in LAB if ".reports.plots." in module},
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
         ("scipy", {"mixnorm_lab.reports.model.statistics"}),

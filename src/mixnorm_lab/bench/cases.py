@@ -14,6 +14,7 @@ BENCHMARKS = {
     "scaling": "Forward and backward of one layer against the points, the channels and the components.",
     "memory": "Peak memory of a training step of one layer.",
     "models": "Training steps and evaluations of whole models, with mixture norm in all places.",
+    "start": "What a new process with empty caches takes until a model trains, as it is and with torch.compile.",
 }
 LAYOUTS = ("channels_last", "contiguous")
 COMPONENTS = (1, 2, 3, 5, 8)
@@ -29,12 +30,13 @@ class Case:
         components: the K of the mixture norms beside the one batch norm.
         dtype: "fp32" or "bf16".
         layout: "channels_last" or "contiguous".
-        mode: "graph" or "eager" on a GPU, "cpu" elsewhere; "compiled" is with torch.compile, for models.
+        mode: "graph" or "eager" on a GPU, "cpu" elsewhere; "compiled" is with torch.compile, for models, and for
+            "start" torch.compile as well.
         data: "modes", three modes as after a ReLU; "normal", one, where all responsibilities are soft.
         series: for "scaling", what grows: "m", "C" or "K"; for models, "training" or "evaluation".
         depth: for "cost", the layers of the DenseNet.
-        model: for "models", its name.
-        forms: for "models", what is timed beside batch norm: of ``whole_models.FORMS``, or a norm such as "ghost-32".
+        model: for "models" and "start", its name.
+        forms: for both, what is timed beside batch norm: of ``whole.models.FORMS``, or a norm such as "ghost-32".
     """
 
     benchmark: str
@@ -101,6 +103,17 @@ EVALUATED = ("paper", "relu", "gated")
 COMPILED = ("gated",)  # a compilation takes long, and this is the form that who compiles has
 GPU_MODELS = {"cifar-cnn": (256, 3, 32, 32), "resnet-18": (256, 3, 32, 32), "resnet-50": (128, 3, 224, 224)}
 CPU_MODELS = {"cifar-cnn": (32, 3, 32, 32), "resnet-18": (16, 3, 32, 32)}
+# For bench start: images, and whether torch.compile is measured, too.
+GPU_STARTS = (
+    ("cifar-cnn", (256, 3, 32, 32), False),
+    ("resnet-18", (256, 3, 32, 32), True),
+    ("inception-v3", (64, 3, 32, 32), True),
+)
+CPU_STARTS = (
+    ("cifar-cnn", (32, 3, 32, 32), False),
+    ("resnet-18", (16, 3, 32, 32), True),
+    ("inception-v3", (8, 3, 32, 32), True),
+)
 
 
 def model_cases(
@@ -109,6 +122,13 @@ def model_cases(
     return [
         Case("models", shape, dtype=dtype, mode=mode, series=series, model=model, forms=forms)
         for model, shape in models.items()
+    ]
+
+
+def start_cases(models: Sequence[tuple[str, tuple[int, ...], bool]], dtype: str, mode: str) -> list[Case]:
+    return [
+        Case("start", shape, dtype=dtype, mode="compiled" if torch_compile else mode, model=model, forms=COMPILED)
+        for model, shape, torch_compile in models
     ]
 
 
@@ -129,7 +149,7 @@ def gpu_cases() -> list[Case]:
         cases += model_cases(GPU_MODELS, "bf16", "training", mode, FORMS)
     cases += model_cases(GPU_MODELS, "bf16", "evaluation", "graph", EVALUATED)
     cases += model_cases(GPU_MODELS, "bf16", "training", "compiled", COMPILED)  # last, because they take long
-    return cases
+    return cases + start_cases(GPU_STARTS, "bf16", "eager")
 
 
 def cpu_cases() -> list[Case]:
@@ -144,7 +164,8 @@ def cpu_cases() -> list[Case]:
     cases += [Case("memory", shape, (3,), data="normal") for shape in CPU_LAYERS]
     cases = [replace(case, mode="cpu") for case in cases]
     cases += model_cases(CPU_MODELS, "fp32", "training", "cpu", ("ghost-32", *EVALUATED))
-    return cases + model_cases(CPU_MODELS, "fp32", "training", "compiled", COMPILED)
+    cases += model_cases(CPU_MODELS, "fp32", "training", "compiled", COMPILED)
+    return cases + start_cases(CPU_STARTS, "fp32", "cpu")
 
 
 def quick_cases(device: str) -> list[Case]:
@@ -163,16 +184,17 @@ def quick_cases(device: str) -> list[Case]:
     cases += [Case("scaling", (8, c, 4, 4), (3,), mode=modes[0], series="C") for c in (4, 16, 64)]
     cases += [Case("scaling", small, (1, 2, 4), mode=modes[0], series="K")]
     cases += [Case("memory", (8, 16, 32, 32), (3,), mode=modes[-1])]
-    tiny = {"digits-cnn": (64, 1, 8, 8)}
+    tiny: dict[str, tuple[int, ...]] = {"digits-cnn": (64, 1, 8, 8)}
     for mode in modes:
         cases += model_cases(tiny, dtypes[-1], "training", mode, FORMS)
-    return cases + model_cases(tiny, dtypes[-1], "evaluation", modes[0], EVALUATED)
+    cases += model_cases(tiny, dtypes[-1], "evaluation", modes[0], EVALUATED)
+    return cases + start_cases([(*item, False) for item in tiny.items()], dtypes[-1], modes[-1])
 
 
 def all_cases(device: str, *, quick: bool = False, layouts: Sequence[str] = ("channels_last",)) -> list[Case]:
     """Every case of a device ("cuda" or "cpu"). Layouts are those of "layer", "inference" and "memory"."""
     cases = quick_cases(device) if quick else gpu_cases() if device == "cuda" else cpu_cases()
-    fixed = [case for case in cases if case.benchmark in ("fit", "cost", "scaling", "models")]
+    fixed = [case for case in cases if case.benchmark in ("fit", "cost", "scaling", "models", "start")]
     free = [case for case in cases if case not in fixed]
     wanted = [replace(case, layout=layout) for layout in layouts for case in free] + fixed
     return sorted(wanted, key=lambda case: list(BENCHMARKS).index(case.benchmark))

@@ -18,7 +18,8 @@ from mixnorm_lab.bench.cpu_memory import cpu_peak_memory
 from mixnorm_lab.bench.errors import errors
 from mixnorm_lab.bench.steps import Step, Variant, backend_in_use, make_inputs, make_step
 from mixnorm_lab.bench.traffic import bytes_moved
-from mixnorm_lab.bench.whole_models import FORMS
+from mixnorm_lab.bench.whole import start
+from mixnorm_lab.bench.whole.models import FORMS
 from mixnorm_lab.storage import environment
 from mixnorm_lab.storage.measurements import COLUMNS, MeasurementFile, Row
 
@@ -84,7 +85,7 @@ def run(cases: Sequence[Case], options: BenchOptions, table: MeasurementFile, wa
 def variants_of(case: Case, backend: str, options: BenchOptions) -> list[Variant]:
     """The base first, then every K; of a model every form, of which plain PyTorch is not measured beside."""
     variants = [Variant("batch_norm")]
-    if case.benchmark == "models":
+    if case.model:
         mixtures = [Variant(backend, k, form) for form in case.forms if form in FORMS for k in case.components]
         return [*variants, *(Variant(form) for form in case.forms if form not in FORMS), *mixtures]
     if case.benchmark == "fit":
@@ -97,7 +98,10 @@ def variants_of(case: Case, backend: str, options: BenchOptions) -> list[Variant
 def measure_case(
     case: Case, backend: str, options: BenchOptions, deadline: float, stage: Callable[[str], None]
 ) -> Iterator[Row]:
-    """A row for each variant, the base first."""
+    """A row for each variant, the base first; for "start" one for each figure of each variant."""
+    if case.benchmark == "start":
+        yield from measure_starts(case, backend, options, deadline, stage)
+        return
     rows = {variant: blank_row(case, variant) for variant in variants_of(case, backend, options)}
     try:
         if case.benchmark == "memory":
@@ -159,6 +163,27 @@ def measure_memory(case: Case, rows: dict[Variant, Row], options: BenchOptions, 
             else:
                 peak = cpu_peak_memory(case, variant)
             row["peak_memory_mb"] = peak / 1e6
+
+
+def measure_starts(
+    case: Case, backend: str, options: BenchOptions, deadline: float, stage: Callable[[str], None]
+) -> Iterator[Row]:
+    """Rows figure by figure, each of the seconds in a new process beside batch norm's."""
+    found = {}
+    for variant in variants_of(case, backend, options):
+        stage(f"a new process with {variant}")
+        limit = min(start.LIMIT, max(deadline - time.monotonic(), 1.0))
+        found[variant] = start.measure(case, variant, options.device, limit)
+    for figure in start.figures(case):
+        base = found[Variant("batch_norm")][0].get(figure)
+        for variant, (seconds, failure) in found.items():
+            row = blank_row(case, variant) | {"series": figure, "mode": start.mode(case, figure, options.device)}
+            if figure in seconds:
+                row["time_ms"] = 1e3 * seconds[figure]
+                row["ratio"] = seconds[figure] / base if base else None
+            else:
+                row["failure"] = failure[:MAX_FAILURE]
+            yield row
 
 
 def blank_row(case: Case, variant: Variant) -> Row:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from mixnorm import MixtureNorm2d, convert
 from mixnorm.gmm import fit_mixture
-from mixnorm_lab.bench import whole_models
 from mixnorm_lab.bench.cases import Case
+from mixnorm_lab.bench.whole import models as whole_models
 from mixnorm_lab.internals import check_backend
 from mixnorm_lab.models.densenet import DenseNet
 
@@ -30,7 +30,7 @@ NUM_CLASSES = 100
 @dataclass(frozen=True)
 class Variant:
     """``name`` is "batch_norm", "scikit_learn", a norm such as "ghost-32", or the backend of mixture norm: "triton",
-    "compiled" or "reference". ``form`` is one of ``whole_models.FORMS``, for models."""
+    "compiled" or "reference". ``form`` is one of ``whole.models.FORMS``, for models."""
 
     name: str
     num_components: int | None = None

@@ -1,4 +1,7 @@
-"""Whole models: how they are built, with which norms, and their training step and evaluation, as the trainer has them."""
+"""Whole models: how they are built, with which norms, and their training step and evaluation, as the trainer has them.
+
+The library is loaded where a model has a norm of it: a new process that trains batch norm does without.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixnorm import MixtureNorm2d, convert
 from mixnorm_lab import models
-from mixnorm_lab.norms import replace_norms
 
 # What mixture norms are converted with, in all places; "gated" is what mixnorm.convert makes by itself.
 FORMS: dict[str, dict[str, Any]] = {
@@ -47,6 +48,8 @@ def build(model: str, shape: tuple[int, ...]) -> nn.Module:
 
 def with_mixture_norms(model: nn.Module, name: str, form: str, **options: Any) -> nn.Module:
     """Replaces all batch norms by mixture norms of one of ``FORMS``, in place; ``name`` is the model's."""
+    from mixnorm import MixtureNorm2d, convert
+
     convert(model, "*", **FORMS[form], **options)
     sums = NO_RELU_IN_RESNET_50 if name == RESNET_50 else models.without_relu(name)
     for place, norm in model.named_modules():
@@ -57,6 +60,8 @@ def with_mixture_norms(model: nn.Module, name: str, form: str, **options: Any) -
 
 def with_norm(model: nn.Module, norm: str) -> nn.Module:
     """Replaces all batch norms by a norm to compare with, such as "ghost-32", in place."""
+    from mixnorm_lab.norms import replace_norms
+
     return replace_norms(model, norm)
 
 
