@@ -75,7 +75,7 @@ ROOMS = {
     "storage": "config",
     "inspect": "internals storage",
     "reports": "tables config storage inspect",
-    "bench": "internals tables models config storage",
+    "bench": "internals tables models config norms storage",
     "training": "internals models own data config tasks norms storage",
     "generators": "models data config storage training",
     "launch": "own data config storage training generators",
@@ -240,7 +240,9 @@ def test_models_stand_on_torch_alone(module):
         ),
         (
             "matplotlib",
-            {"mixnorm_lab.demo", "mixnorm_lab.bench.plots"} | {module for module in LAB if ".reports.plots." in module},
+            {"mixnorm_lab.demo"}
+            | {f"mixnorm_lab.bench.{name}" for name in ("plots", "plot_parts", "whole.pictures")}
+            | {module for module in LAB if ".reports.plots." in module},
         ),
         ("sklearn", {"mixnorm_lab.bench.scikit_learn", "mixnorm_lab.data.digits"}),
         ("scipy", {"mixnorm_lab.reports.model.statistics"}),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 BENCHMARKS = {
@@ -13,6 +13,8 @@ BENCHMARKS = {
     "fit": "The fit of a mixture alone; on a CPU beside scikit-learn.",
     "scaling": "Forward and backward of one layer against the points, the channels and the components.",
     "memory": "Peak memory of a training step of one layer.",
+    "models": "Training steps and evaluations of whole models, with mixture norm in all places.",
+    "start": "What a new process with empty caches takes until a model trains, as it is and with torch.compile.",
 }
 LAYOUTS = ("channels_last", "contiguous")
 COMPONENTS = (1, 2, 3, 5, 8)
@@ -24,14 +26,17 @@ class Case:
 
     Args:
         benchmark: one of ``BENCHMARKS``.
-        shape: of the norm's input, (N, C, H, W); for the fit, (m, D).
+        shape: of the norm's input, (N, C, H, W); for the fit, (m, D); for models, of the images.
         components: the K of the mixture norms beside the one batch norm.
         dtype: "fp32" or "bf16".
         layout: "channels_last" or "contiguous".
-        mode: "graph" or "eager" on a GPU, "cpu" elsewhere.
+        mode: "graph" or "eager" on a GPU, "cpu" elsewhere; "compiled" is with torch.compile, for models, and for
+            "start" torch.compile as well.
         data: "modes", three modes as after a ReLU; "normal", one, where all responsibilities are soft.
-        series: for "scaling", what grows: "m", "C" or "K".
+        series: for "scaling", what grows: "m", "C" or "K"; for models, "training" or "evaluation".
         depth: for "cost", the layers of the DenseNet.
+        model: for "models" and "start", its name.
+        forms: for both, what is timed beside batch norm: of ``whole.models.FORMS``, or a norm such as "ghost-32".
     """
 
     benchmark: str
@@ -44,9 +49,13 @@ class Case:
     series: str = ""
     depth: int = 0
     em_iters: int = 2
+    model: str = ""
+    forms: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
+        if self.model:
+            return f"{self.model}-b{self.shape[0]}"
         return f"densenet{self.depth}-b{self.shape[0]}" if self.depth else "x".join(map(str, self.shape))
 
     @property
@@ -88,6 +97,41 @@ SCIKIT_LEARN_FIT = (16384, 128)
 COST = [(19, 64, 196), (40, 64, 448), (40, 128, 448)]
 
 
+# For bench models. A neighbour that is cheap, the forms of mixture norm, and those whose evaluation is not another's.
+FORMS = ("ghost-32", "paper", "relu", "ahead", "gated")
+EVALUATED = ("paper", "relu", "gated")
+COMPILED = ("gated",)  # a compilation takes long, and this is the form that who compiles has
+GPU_MODELS = {"cifar-cnn": (256, 3, 32, 32), "resnet-18": (256, 3, 32, 32), "resnet-50": (128, 3, 224, 224)}
+CPU_MODELS = {"cifar-cnn": (32, 3, 32, 32), "resnet-18": (16, 3, 32, 32)}
+# For bench start: images, and whether torch.compile is measured, too.
+GPU_STARTS = (
+    ("cifar-cnn", (256, 3, 32, 32), False),
+    ("resnet-18", (256, 3, 32, 32), True),
+    ("inception-v3", (64, 3, 32, 32), True),
+)
+CPU_STARTS = (
+    ("cifar-cnn", (32, 3, 32, 32), False),
+    ("resnet-18", (16, 3, 32, 32), True),
+    ("inception-v3", (8, 3, 32, 32), True),
+)
+
+
+def model_cases(
+    models: Mapping[str, tuple[int, ...]], dtype: str, series: str, mode: str, forms: tuple[str, ...]
+) -> list[Case]:
+    return [
+        Case("models", shape, dtype=dtype, mode=mode, series=series, model=model, forms=forms)
+        for model, shape in models.items()
+    ]
+
+
+def start_cases(models: Sequence[tuple[str, tuple[int, ...], bool]], dtype: str, mode: str) -> list[Case]:
+    return [
+        Case("start", shape, dtype=dtype, mode="compiled" if torch_compile else mode, model=model, forms=COMPILED)
+        for model, shape, torch_compile in models
+    ]
+
+
 def gpu_cases() -> list[Case]:
     cases = []
     for shape, dtype, small in GPU_LAYERS:
@@ -101,7 +145,11 @@ def gpu_cases() -> list[Case]:
     cases += [Case("scaling", (256, c, 16, 16), (3,), series="C") for c in (16, 32, 64, 128, 256, 512, 1024, 2048)]
     cases += [Case("scaling", (256, 64, 32, 32), (1, 2, 3, 5, 8, 12, 16), series="K")]
     cases += [Case("memory", shape, (3, 8), dtype, mode="eager") for shape, dtype, _ in GPU_LAYERS]
-    return cases
+    for mode in ("graph", "eager"):
+        cases += model_cases(GPU_MODELS, "bf16", "training", mode, FORMS)
+    cases += model_cases(GPU_MODELS, "bf16", "evaluation", "graph", EVALUATED)
+    cases += model_cases(GPU_MODELS, "bf16", "training", "compiled", COMPILED)  # last, because they take long
+    return cases + start_cases(GPU_STARTS, "bf16", "eager")
 
 
 def cpu_cases() -> list[Case]:
@@ -114,7 +162,10 @@ def cpu_cases() -> list[Case]:
     cases += [Case("scaling", (64, c, 8, 8), (3,), series="C") for c in (16, 64, 256, 1024)]
     cases += [Case("scaling", (64, 64, 32, 32), COMPONENTS, series="K")]
     cases += [Case("memory", shape, (3,), data="normal") for shape in CPU_LAYERS]
-    return [replace(case, mode="cpu") for case in cases]
+    cases = [replace(case, mode="cpu") for case in cases]
+    cases += model_cases(CPU_MODELS, "fp32", "training", "cpu", ("ghost-32", *EVALUATED))
+    cases += model_cases(CPU_MODELS, "fp32", "training", "compiled", COMPILED)
+    return cases + start_cases(CPU_STARTS, "fp32", "cpu")
 
 
 def quick_cases(device: str) -> list[Case]:
@@ -132,25 +183,31 @@ def quick_cases(device: str) -> list[Case]:
     cases += [Case("scaling", (n, 8, 4, 4), (3,), mode=modes[0], series="m") for n in (2, 8, 32)]
     cases += [Case("scaling", (8, c, 4, 4), (3,), mode=modes[0], series="C") for c in (4, 16, 64)]
     cases += [Case("scaling", small, (1, 2, 4), mode=modes[0], series="K")]
-    return [*cases, Case("memory", (8, 16, 32, 32), (3,), mode=modes[-1])]
+    cases += [Case("memory", (8, 16, 32, 32), (3,), mode=modes[-1])]
+    tiny: dict[str, tuple[int, ...]] = {"digits-cnn": (64, 1, 8, 8)}
+    for mode in modes:
+        cases += model_cases(tiny, dtypes[-1], "training", mode, FORMS)
+    cases += model_cases(tiny, dtypes[-1], "evaluation", modes[0], EVALUATED)
+    return cases + start_cases([(*item, False) for item in tiny.items()], dtypes[-1], modes[-1])
 
 
 def all_cases(device: str, *, quick: bool = False, layouts: Sequence[str] = ("channels_last",)) -> list[Case]:
     """Every case of a device ("cuda" or "cpu"). Layouts are those of "layer", "inference" and "memory"."""
     cases = quick_cases(device) if quick else gpu_cases() if device == "cuda" else cpu_cases()
-    fixed = [case for case in cases if case.benchmark in ("fit", "cost", "scaling")]
+    fixed = [case for case in cases if case.benchmark in ("fit", "cost", "scaling", "models", "start")]
     free = [case for case in cases if case not in fixed]
     wanted = [replace(case, layout=layout) for layout in layouts for case in free] + fixed
     return sorted(wanted, key=lambda case: list(BENCHMARKS).index(case.benchmark))
 
 
 def select(cases: Sequence[Case], terms: Iterable[str]) -> list[Case]:
-    """The cases that fit all terms: a benchmark, a case's name, a dtype, mode, layout, kind of data, series, or "K=3".
+    """The cases that fit all terms: a benchmark, a case's name, a dtype, mode, layout, kind of data, series, form, or "K=3".
 
     Terms of one kind are alternatives. A term that fits nothing is a ValueError with the choices.
     """
-    kinds = ("benchmark", "name", "dtype", "mode", "layout", "data", "series")
+    kinds = ("benchmark", "name", "model", "dtype", "mode", "layout", "data", "series")
     choices = {kind: list(dict.fromkeys(getattr(c, kind) for c in cases if getattr(c, kind))) for kind in kinds}
+    choices["form"] = list(dict.fromkeys(form for case in cases for form in case.forms))
     choices["K"] = [f"K={k}" for k in sorted({k for case in cases for k in case.components})]
     wanted: dict[str, list[str]] = {}
     for term in terms:
@@ -160,12 +217,17 @@ def select(cases: Sequence[Case], terms: Iterable[str]) -> list[Case]:
             raise ValueError(f"{term!r} matches no case here: choose from {known}")
         wanted.setdefault(kind, []).append(term)
     components = [int(term.removeprefix("K=")) for term in wanted.pop("K", choices["K"])]
+    forms = wanted.pop("form", None)
     found = [
-        replace(case, components=tuple(k for k in case.components if k in components))
+        replace(
+            case,
+            components=tuple(k for k in case.components if k in components),
+            forms=tuple(form for form in case.forms if forms is None or form in forms),
+        )
         for case in cases
         if all(getattr(case, kind) in names for kind, names in wanted.items())
     ]
-    found = [case for case in found if case.components]
+    found = [case for case in found if case.components and (case.forms or forms is None)]
     if not found:
         raise ValueError("no case fits all of these at once: leave one of them out")
     return found

@@ -36,7 +36,7 @@ MARKS = {True: "✓", False: "✗", None: ""}
 LINE = 1_000  # characters at most, where there is no terminal: no number is broken up
 SPREAD = 0.3  # of a median: a machine that does nothing else stays below
 FIRST_TO_GO = ("error_grad", "error", "bandwidth", "memory", "paper", "spread", "goal")  # in a narrow terminal
-MODES = {"graph": "inside a CUDA graph", "eager": "eager", "cpu": "eager, on a CPU"}
+MODES = {"graph": "inside a CUDA graph", "eager": "eager", "compiled": "with torch.compile", "cpu": "eager, on a CPU"}
 
 
 class BenchDisplay:
@@ -97,7 +97,11 @@ class BenchDisplay:
         """One line a case: what its base takes, and how the others compare."""
         parts = []
         for row in rows:
-            name = row["variant"] if is_base(row) else f"K={row['num_components']}"
+            name = f"K={row['num_components']}"
+            if is_base(row) or row["benchmark"] in ("models", "start"):
+                name = row["variant"]
+            if row["benchmark"] == "start":
+                name = f"{row['series']} {name}"
             number = row["time_ms"] if row["time_ms"] else row["peak_memory_mb"]
             unit = "ms" if row["time_ms"] else "MB"
             if number is None:
@@ -190,10 +194,12 @@ def _notes(rows: Sequence[Row]) -> list[str]:
     """What must be known before one believes the numbers."""
     notes = []
     if any(row["mode"] == "cpu" for row in rows) and rows[0]["benchmark"] != "memory":
-        notes.append("Measured on a CPU, in eager mode: a GPU's figures are different.")
+        how = "" if any(row["mode"] == "compiled" for row in rows) else ", in eager mode"
+        notes.append(f"Measured on a CPU{how}: a GPU's figures are different.")
     if any(_is_toy(row) for row in rows):
         notes.append("(toy): a tensor so small that the calls themselves take the time; in training the ratio is another.")
-    noisy = [row for row in rows if row["time_ms"] and row["p80_ms"] - row["p20_ms"] > 2 * SPREAD * row["time_ms"]]
+    sampled = [row for row in rows if row["time_ms"] and row["p80_ms"] is not None]
+    noisy = [row for row in sampled if row["p80_ms"] - row["p20_ms"] > 2 * SPREAD * row["time_ms"]]
     if noisy:
         varied = f"the times of {len(noisy)} of {len(rows)} rows varied from call to call"
         notes.append(f"± above {SPREAD:.0%}: {varied}. Measure again with nothing else running.")
@@ -211,7 +217,7 @@ def _cells(row: Row, rows: Sequence[Row]) -> dict[str, Value]:
     cells: dict[str, Value] = dict.fromkeys((column.key for column in COLUMNS), "")
     cells |= {"case": " ".join(_case(row)), "variant": row["variant"], "k": str(row["num_components"] or "")}
     cells["met"] = MARKS[None if limit is None or ratio is None else ratio <= limit]
-    if time_ms:
+    if row["p80_ms"] is not None and time_ms:
         cells["spread"] = f"{50 * (row['p80_ms'] - row['p20_ms']) / time_ms:.0f}%"
     if row["peak_memory_mb"] is not None:
         cells["memory"] = f"{row['peak_memory_mb']:,.1f}"
@@ -223,8 +229,14 @@ def _cells(row: Row, rows: Sequence[Row]) -> dict[str, Value]:
         cells["paper"] = "" if paper is None else f"{paper:.3f}"
         return cells
     cells["time"] = "failed" if row["failure"] and not time_ms else _milliseconds(time_ms)
+    if row["benchmark"] == "start" and time_ms:
+        cells["time"] = f"{time_ms / 1e3:.1f} s"
     cells["ratio"] = "" if ratio is None else f"{ratio:.2f}"
     cells["goal"] = "" if limit is None else f"≤ {limit:.2f}"
+    seconds = goals.seconds_goal(row)
+    if seconds is not None:
+        cells["goal"] = f"≤ {seconds:g} s"
+        cells["met"] = MARKS[None if time_ms is None else time_ms <= 1e3 * seconds]
     cells["bandwidth"] = "" if row["bandwidth_share"] is None else f"{row['bandwidth_share']:.0%}"
     return cells | {key: f"{row[key]:.1e}" for key in ("error", "error_grad") if row[key] is not None}
 

@@ -23,6 +23,14 @@ LAYER = {
 LARGE = ("256x256x56x56", "256x64x32x32")
 EAGER_LAYER, INFERENCE = 3.0, 2.0
 COST = {"graph": 0.98, "eager": 0.95}  # steps a second against batch norm's
+MODELS = {  # a training step of a model, by its case and mode
+    ("cifar-cnn-b256", "graph"): 1.1,
+    ("resnet-18-b256", "graph"): 1.1,
+    ("resnet-50-b128", "graph"): 1.02,
+    ("resnet-50-b128", "eager"): 1.1,
+}
+COMPILATION = 1.5  # of a model with torch.compile, against batch norm's
+FIRST_STEP = {"cpu": 10.0, "eager": 5.0}  # seconds in a new environment, by the mode: on a CPU, on a GPU
 SLOPE, SLOPE_FROM = 1.0, 1_000_000  # of the time against the points, on a log-log scale, from so many points on
 GROWTH = 0.15  # of the time from K = 2 to K = 5 at the large shapes
 MEMORY_SLACK = 1.05
@@ -51,7 +59,14 @@ def base_of(row: Row, rows: Iterable[Row]) -> Row | None:
 
 def goal(row: Row, rows: Sequence[Row]) -> float | None:
     """The most that the row's ratio may be; ``None`` where nothing was asked for. The reference has no goals."""
-    if is_base(row) or row["variant"] == "reference" or row["series"]:
+    if not _has_goals(row):
+        return None
+    if row["benchmark"] == "models":
+        is_asked = row["num_components"] is not None and row["series"] == "training"
+        return MODELS.get((row["case"], row["mode"])) if is_asked else None
+    if row["benchmark"] == "start":
+        return COMPILATION if row["series"] == "compile" else None
+    if row["series"]:
         return None
     if row["benchmark"] == "memory":
         return memory_goal(row, base_of(row, rows))
@@ -68,6 +83,17 @@ def goal(row: Row, rows: Sequence[Row]) -> float | None:
         return INFERENCE if row["case"] in LARGE else None
     limit = LAYER.get((row["case"], row["dtype"]))
     return EAGER_LAYER if limit is not None and row["mode"] == "eager" else limit
+
+
+def _has_goals(row: Row) -> bool:
+    return not is_base(row) and not row["variant"].startswith("reference")
+
+
+def seconds_goal(row: Row) -> float | None:
+    """The most seconds that a row of "start" may have, whatever batch norm has; ``None`` where that was not asked for."""
+    if row["benchmark"] != "start" or row["series"] != "first-step" or not _has_goals(row):
+        return None
+    return FIRST_STEP.get(row["mode"])
 
 
 def memory_goal(row: Row, base: Row | None) -> float | None:

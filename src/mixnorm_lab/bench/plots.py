@@ -9,33 +9,33 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import NullFormatter
 
 from mixnorm_lab.bench import goals
+from mixnorm_lab.bench.plot_parts import (
+    BLUE,
+    GOAL,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    STYLE,
+    VALUE_ROOM,
+    backend_of,
+    bar,
+    below,
+    legend,
+    logarithmic,
+    mode_text,
+    new_figure,
+    shade,
+)
+from mixnorm_lab.bench.whole import pictures as whole
 from mixnorm_lab.storage.measurements import Row, is_base
 
-INK, FAINT, GREY, GOAL = "#222222", "#5d6570", "#8a8f98", "#cc3311"
-BLUE, ORANGE, PALE = "#4477aa", "#ee7733", "#bbbbbb"
-SHADES = ("#d3e3f3", "#a6cce3", "#6aaed6", "#3787c0", "#125ca4", "#08306b")
 FASTEST = ("triton", "compiled", "reference")
-WIDTH, HEAD, FOOT = 10.5, 0.75, 0.4  # inches: narrow enough to be read on a page of 800 pixels
-VALUE_ROOM = 40  # points below an axis, for the numbers of its bars
-STYLE: Any = {
-    "font.size": 11,
-    "legend.fontsize": 10.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.titlesize": 11.5,
-    "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#e6e6e6",
-}
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -47,6 +47,8 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         "fit": ("time_ms", fit),
         "scaling": ("time_ms", scaling),
         "memory": ("ratio", memory),
+        "models": ("ratio", whole.models),
+        "start": ("time_ms", whole.start),
     }
     paths = []
     for device in dict.fromkeys(row["device"] for row in rows):
@@ -83,27 +85,27 @@ def _ratio_bars(rows: list[Row], title: str) -> Figure:
     components = sorted({row["num_components"] for row in mixture})
     cases = {mode: list(dict.fromkeys(_label(row) for row in rows if row["mode"] == mode)) for mode in modes}
     most = max(map(len, cases.values()))
-    figure, axes = _axes(title, rows, (len(modes), 1), height=3.6)
+    figure, axes = new_figure(title, rows, (len(modes), 1), height=3.6)
     for axis, mode in zip(axes, modes, strict=True):
         width = min(0.3, 0.8 / len(components))
         for number, case in enumerate(cases[mode]):
             bars = [row for row in mixture if row["mode"] == mode and _label(row) == case]
             for place, row in enumerate(sorted(bars, key=lambda row: row["num_components"])):
-                color = _shade(components.index(row["num_components"]), len(components))
+                color = shade(components.index(row["num_components"]), len(components))
                 x = number + (place - (len(bars) - 1) / 2) * width
-                _bar(axis, x, f"{row['ratio']:.2f}", width, color, goals.goal(row, rows), upright=len(components) > 2)
+                bar(axis, x, f"{row['ratio']:.2f}", width, color, goals.goal(row, rows), upright=len(components) > 2)
         axis.axhline(1, color=INK, lw=1, zorder=2)
         axis.set_xticks(range(len(cases[mode])), cases[mode], fontsize=9.5)
         axis.set_xlim(-0.6, most - 0.4)  # a case is as wide in every mode
         axis.tick_params(axis="x", length=0, pad=VALUE_ROOM if len(components) > 2 else VALUE_ROOM / 2)
         axis.margins(y=0.12)
-        axis.set_title(_mode_text(mode))
+        axis.set_title(mode_text(mode))
         axis.set_ylabel("ratio to batch norm")
-    handles: list[Any] = [Patch(color=_shade(i, len(components)), label=f"K = {k}") for i, k in enumerate(components)]
+    handles: list[Any] = [Patch(color=shade(i, len(components)), label=f"K = {k}") for i, k in enumerate(components)]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
     if any(goals.goal(row, rows) is not None for row in mixture):
         handles.append(Line2D([], [], color=GOAL, lw=2.2, label="goal, at most"))
-    _legend(figure, handles)
+    legend(figure, handles)
     return figure
 
 
@@ -112,7 +114,7 @@ def cost(rows: list[Row]) -> Figure:
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))
     title = "DenseNet with its last norm replaced: training steps a second against batch norm's"
-    figure, axes = _axes(title, rows, (1, len(cases)), height=4.2)
+    figure, axes = new_figure(title, rows, (1, len(cases)), height=4.2)
     known = any(goals.paper_ratio(row) is not None for row in rows)
     kinds = [*modes, *(["paper"] if known else [])]
     colors = {"graph": BLUE, "eager": "#88bbdd", "cpu": BLUE, "paper": PALE}
@@ -126,7 +128,7 @@ def cost(rows: list[Row]) -> Figure:
         width = min(0.3, 0.84 / len(kinds))
         for kind, k, value in bars:
             x = components.index(k) + (kinds.index(kind) - (len(kinds) - 1) / 2) * width
-            _bar(axis, x, f"{value:.3f}", width, colors[kind], goals.COST.get(kind))
+            bar(axis, x, f"{value:.3f}", width, colors[kind], goals.COST.get(kind))
             values.append(value)
         axis.axhline(1, color=INK, lw=1, zorder=2)
         axis.set_xticks(range(len(components)), [f"K = {k}" for k in components])
@@ -142,7 +144,7 @@ def cost(rows: list[Row]) -> Figure:
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
     if any(mode in goals.COST for mode in modes):
         handles.append(Line2D([], [], color=GOAL, lw=2.2, label="goal, at least"))
-    _legend(figure, handles)
+    legend(figure, handles)
     return figure
 
 
@@ -150,7 +152,7 @@ def scaling(rows: list[Row]) -> Figure:
     """Time against the points, the channels and the components, batch norm beside it; slopes of the log-log lines."""
     texts = {"m": "points m", "C": "channels C", "K": "components K"}
     series = [name for name in texts if name in _growing(rows)]
-    figure, axes = _axes("One layer, forward and backward, as it grows", rows, (1, len(series)), height=4.6)
+    figure, axes = new_figure("One layer, forward and backward, as it grows", rows, (1, len(series)), height=4.6)
     found = goals.slopes(rows)
     for axis, name in zip(axes, series, strict=True):
         part = [row for row in rows if row["series"] == name]
@@ -171,7 +173,7 @@ def scaling(rows: list[Row]) -> Figure:
             axis.set_ylim(0, 1.12 * max(row["time_ms"] for row in part))
             axis.set_xticks(sorted({_size(row) for row in part if not is_base(row)}))
         else:
-            _logarithmic(axis, "y")
+            logarithmic(axis, "y")
             axis.set_xscale("log", base=2 if name == "C" else 10)
             axis.set_xlabel(f"{texts[name]} (log scale)")
             axis.xaxis.set_minor_formatter(NullFormatter())
@@ -180,7 +182,7 @@ def scaling(rows: list[Row]) -> Figure:
         shape = part[0]["case"].split("x")
         fixed = {"m": f"C = {shape[1]}", "C": f"m = {part[0]['m']:,}", "K": "×".join(shape)}[name]
         axis.set_title(f"against the {texts[name].split()[0]}\n({fixed}, {part[0]['dtype']})")
-        _below(axis)
+        below(axis)
     return figure
 
 
@@ -188,7 +190,7 @@ def fit(rows: list[Row]) -> Figure:
     """Time of the fit against K, a line for each size of the sample."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     title = "The fit alone: k-means++, one Lloyd iteration, one EM iteration"
-    figure, axes = _axes(title, rows, (1, len(modes)), height=4.6)
+    figure, axes = new_figure(title, rows, (1, len(modes)), height=4.6)
     for axis, mode in zip(axes, modes, strict=True):
         part = [row for row in rows if row["mode"] == mode]
         for index, case in enumerate(dict.fromkeys(row["case"] for row in part)):
@@ -201,75 +203,21 @@ def fit(rows: list[Row]) -> Figure:
                     axis.plot(*zip(*line, strict=True), "x:" if base else "o-", color=color, lw=1.8, ms=6, label=label)
         axis.set_ylabel("milliseconds")
         if any(is_base(row) for row in part):  # an order of magnitude above the others
-            _logarithmic(axis, "y")
+            logarithmic(axis, "y")
         else:
             axis.set_ylim(0, None)
         axis.set_xticks(sorted({row["num_components"] for row in part}))
         axis.set_xlabel("components K")
-        axis.set_title(_mode_text(mode))
-        _below(axis, "points × channels")
+        axis.set_title(mode_text(mode))
+        below(axis, "points × channels")
     return figure
 
 
-def _logarithmic(axis: Any, which: str) -> None:
-    """A logarithmic axis that says so, with plain numbers."""
-    getattr(axis, f"set_{which}scale")("log")
-    getattr(axis, f"set_{which}label")(f"{getattr(axis, f'get_{which}label')()} (log scale)")
-    found = getattr(axis, f"{which}axis")
-    low, high = getattr(axis, f"get_{which}lim")()
-    found.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
-    found.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    found.set_minor_formatter(NullFormatter())
-
-
-def _below(axis: Any, title: str | None = None) -> None:
-    """The legend of an axis below it, where it hides nothing."""
-    axis.legend(frameon=False, title=title, loc="upper center", bbox_to_anchor=(0.5, -0.24))
-
-
-def _bar(axis: Any, x: float, number: str, width: float, color: str, goal: float | None, *, upright: bool = True) -> None:
-    """A bar with its number below the axis, where no line crosses it, and its goal as a mark across it."""
-    axis.bar(x, float(number), 0.92 * width, color=color)
-    axis.annotate(
-        number, (x, 0), (0, -4), xycoords=axis.get_xaxis_transform(), textcoords="offset points",
-        rotation=90 if upright else 0, ha="center", va="top", fontsize=9.5, color=INK, annotation_clip=False,
-    )  # fmt: skip
-    if goal is not None:
-        axis.hlines(goal, x - 0.5 * width, x + 0.5 * width, color=GOAL, lw=2.5, zorder=3)
-
-
-def _axes(title: str, rows: list[Row], grid: tuple[int, int], height: float) -> tuple[Figure, list[Any]]:
-    """A figure with axes, under two lines that say what was measured, where, and with what.
-
-    Args:
-        grid: of the axes, rows and columns.
-        height: of a row in inches.
-    """
-    whole = HEAD + FOOT + height * grid[0]
-    # What the layout may use: the head above and the legend below are placed by hand.
-    layout = ConstrainedLayoutEngine(rect=(0.004, FOOT / whole, 0.992, 1 - (HEAD + FOOT) / whole), hspace=0.06)
-    figure = Figure(figsize=(WIDTH, whole), layout=layout)
-    backend = next(row["variant"] for row in rows if not is_base(row))
-    row = rows[-1]
-    versions = f"torch {row['torch']}" + (f", triton {row['triton']}" if backend == "triton" else "")
-    commit = f"commit {row['commit']}" if row["commit"] else ""
-    where = [row["device"], f"backend {backend}", versions, commit, row["date"][:10]]
-    figure.text(0.01, 1 - 0.1 / whole, title, va="top", fontsize=13, color=INK, weight="bold")
-    place = " · ".join(part for part in where if part)
-    figure.text(0.01, 1 - 0.4 / whole, place, va="top", fontsize=10, color=FAINT)
-    axes = figure.subplots(*grid, squeeze=False)
-    return figure, list(axes.flat)
-
-
-def _legend(figure: Figure, handles: list[Any]) -> None:
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False)
-
-
 def _fastest(rows: list[Row]) -> list[Row]:
-    """Batch norm, and of the backends that were measured the first of ``FASTEST``."""
-    found = {row["variant"] for row in rows}
+    """What has no mixture, and of the backends that were measured the first of ``FASTEST``."""
+    found = {backend_of(row) for row in rows}
     chosen = next((name for name in FASTEST if name in found), None)
-    return [row for row in rows if is_base(row) or row["variant"] == chosen]
+    return [row for row in rows if backend_of(row) not in FASTEST or backend_of(row) == chosen]
 
 
 def _growing(rows: Sequence[Row]) -> set[str]:
@@ -290,18 +238,6 @@ def _label(row: Row) -> str:
     parts += [row["layout"]] if row["layout"] != "channels_last" else []
     parts += ["one mode"] if row["data"] == "normal" else []
     return "\n".join(parts)
-
-
-def _shade(index: int, count: int) -> str:
-    """From light to dark as K grows."""
-    if count == 1:
-        return BLUE
-    shades = SHADES if count > 3 else SHADES[1:-1]
-    return shades[round(index * (len(shades) - 1) / (count - 1))]
-
-
-def _mode_text(mode: str) -> str:
-    return {"graph": "inside a CUDA graph", "eager": "eager", "cpu": "eager, on a CPU"}[mode]
 
 
 def _slug(text: str) -> str:

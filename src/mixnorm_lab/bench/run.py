@@ -16,8 +16,10 @@ from mixnorm_lab.bench import measure
 from mixnorm_lab.bench.cases import SCIKIT_LEARN_FIT, Case
 from mixnorm_lab.bench.cpu_memory import cpu_peak_memory
 from mixnorm_lab.bench.errors import errors
-from mixnorm_lab.bench.steps import Variant, backend_in_use, make_inputs, make_step
+from mixnorm_lab.bench.steps import Step, Variant, backend_in_use, make_inputs, make_step
 from mixnorm_lab.bench.traffic import bytes_moved
+from mixnorm_lab.bench.whole import start
+from mixnorm_lab.bench.whole.models import FORMS
 from mixnorm_lab.storage import environment
 from mixnorm_lab.storage.measurements import COLUMNS, MeasurementFile, Row
 
@@ -81,8 +83,11 @@ def run(cases: Sequence[Case], options: BenchOptions, table: MeasurementFile, wa
 
 
 def variants_of(case: Case, backend: str, options: BenchOptions) -> list[Variant]:
-    """The base first, then every K."""
+    """The base first, then every K; of a model every form, of which plain PyTorch is not measured beside."""
     variants = [Variant("batch_norm")]
+    if case.model:
+        mixtures = [Variant(backend, k, form) for form in case.forms if form in FORMS for k in case.components]
+        return [*variants, *(Variant(form) for form in case.forms if form not in FORMS), *mixtures]
     if case.benchmark == "fit":
         beside = case.mode == "cpu" and (options.quick or case.shape == SCIKIT_LEARN_FIT)
         variants = [Variant("scikit_learn", case.components[-1])] if beside else []
@@ -93,7 +98,10 @@ def variants_of(case: Case, backend: str, options: BenchOptions) -> list[Variant
 def measure_case(
     case: Case, backend: str, options: BenchOptions, deadline: float, stage: Callable[[str], None]
 ) -> Iterator[Row]:
-    """A row for each variant, the base first."""
+    """A row for each variant, the base first; for "start" one for each figure of each variant."""
+    if case.benchmark == "start":
+        yield from measure_starts(case, backend, options, deadline, stage)
+        return
     rows = {variant: blank_row(case, variant) for variant in variants_of(case, backend, options)}
     try:
         if case.benchmark == "memory":
@@ -116,9 +124,13 @@ def measure_times(
 ) -> None:
     inputs = make_inputs(case, options.device)
     held = sum(t.nbytes for t in inputs)
-    steps = {}
+    steps: dict[Variant, Step] = {}
+    left_out: list[Variant] = []
     with fastest_convolutions():
         for variant, row in rows.items():
+            if steps and time.monotonic() > deadline:  # of a model that takes long; what is ready is still measured
+                left_out.append(variant)
+                continue
             stage(f"preparing {variant}")
             with failures_in(row):
                 step = make_step(case, variant, inputs)
@@ -128,6 +140,10 @@ def measure_times(
         stage("measuring")
         times = measure.alternate(steps, options.device, quick=options.quick, deadline=deadline)
     steps.clear()
+    if case.mode == "compiled":
+        torch.compiler.reset()  # or models would be compiled for the same code until there are too many
+    for variant in left_out:
+        del rows[variant]
     for variant, samples in times.items():
         row = rows[variant]
         row["time_ms"], row["p20_ms"], row["p80_ms"] = measure.percentiles(samples)
@@ -149,6 +165,27 @@ def measure_memory(case: Case, rows: dict[Variant, Row], options: BenchOptions, 
             row["peak_memory_mb"] = peak / 1e6
 
 
+def measure_starts(
+    case: Case, backend: str, options: BenchOptions, deadline: float, stage: Callable[[str], None]
+) -> Iterator[Row]:
+    """Rows figure by figure, each of the seconds in a new process beside batch norm's."""
+    found = {}
+    for variant in variants_of(case, backend, options):
+        stage(f"a new process with {variant}")
+        limit = min(start.LIMIT, max(deadline - time.monotonic(), 1.0))
+        found[variant] = start.measure(case, variant, options.device, limit)
+    for figure in start.figures(case):
+        base = found[Variant("batch_norm")][0].get(figure)
+        for variant, (seconds, failure) in found.items():
+            row = blank_row(case, variant) | {"series": figure, "mode": start.mode(case, figure, options.device)}
+            if figure in seconds:
+                row["time_ms"] = 1e3 * seconds[figure]
+                row["ratio"] = seconds[figure] / base if base else None
+            else:
+                row["failure"] = failure[:MAX_FAILURE]
+            yield row
+
+
 def blank_row(case: Case, variant: Variant) -> Row:
     return {
         **dict.fromkeys(COLUMNS),
@@ -159,11 +196,11 @@ def blank_row(case: Case, variant: Variant) -> Row:
         "dtype": case.dtype,
         "layout": case.layout,
         "mode": case.mode,
-        "variant": variant.name,
+        "variant": variant.label,
         "num_components": variant.num_components,
         "em_iters": case.em_iters if variant.is_mixture else None,
-        "m": case.points,
-        "channels": case.channels,
+        "m": None if case.model else case.points,
+        "channels": None if case.model else case.channels,
         "bytes": bytes_moved(case, variant),
         "failure": "",
     }

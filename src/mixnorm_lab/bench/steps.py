@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixnorm import MixtureNorm2d, convert
 from mixnorm.gmm import fit_mixture
 from mixnorm_lab.bench.cases import Case
+from mixnorm_lab.bench.whole import models as whole_models
 from mixnorm_lab.internals import check_backend
 from mixnorm_lab.models.densenet import DenseNet
 
@@ -29,14 +29,21 @@ NUM_CLASSES = 100
 
 @dataclass(frozen=True)
 class Variant:
-    """``name`` is "batch_norm", "scikit_learn", or the backend of mixture norm: "triton", "compiled" or "reference"."""
+    """``name`` is "batch_norm", "scikit_learn", a norm such as "ghost-32", or the backend of mixture norm: "triton",
+    "compiled" or "reference". ``form`` is one of ``whole.models.FORMS``, for models."""
 
     name: str
     num_components: int | None = None
+    form: str = ""
 
     @property
     def is_mixture(self) -> bool:
-        return self.name not in ("batch_norm", "scikit_learn")
+        return self.num_components is not None and self.name != "scikit_learn"
+
+    @property
+    def label(self) -> str:
+        """What the column ``variant`` says."""
+        return f"{self.name} {self.form}".rstrip()
 
     @property
     def backend(self) -> str:
@@ -44,7 +51,7 @@ class Variant:
         return "auto" if self.name == "compiled" else self.name
 
     def __str__(self) -> str:
-        return self.name if self.num_components is None else f"{self.name} K={self.num_components}"
+        return self.label if self.num_components is None else f"{self.label} K={self.num_components}"
 
 
 def backend_in_use(device: str, backend: str) -> str:
@@ -66,12 +73,15 @@ def backend_in_use(device: str, backend: str) -> str:
 def make_inputs(case: Case, device: str) -> tuple[Tensor, ...]:
     """What all variants of a case share.
 
-    "cost": images (N, 3, 32, 32) and labels (N,); "fit": points (m, D); others: x and the upstream gradient, (N, C, H, W).
+    "cost" and "models": images (N, C, H, W) and labels (N,); "fit": points (m, D); others: x and the upstream gradient,
+    (N, C, H, W).
     """
     generator = torch.Generator(device).manual_seed(0)
-    if case.benchmark == "cost":
-        images = torch.randn(case.shape[0], 3, 32, 32, device=device, generator=generator)
-        labels = torch.randint(NUM_CLASSES, case.shape[:1], device=device, generator=generator)
+    if case.benchmark in ("cost", "models"):
+        shape = case.shape if case.model else (case.shape[0], 3, 32, 32)
+        classes = whole_models.num_classes(case.model) if case.model else NUM_CLASSES
+        images = torch.randn(*shape, device=device, generator=generator)
+        labels = torch.randint(classes, shape[:1], device=device, generator=generator)
         return images.contiguous(memory_format=torch.channels_last), labels
     if case.benchmark == "fit":
         return (points(*case.shape, data=case.data, device=device, generator=generator),)
@@ -95,6 +105,8 @@ def points(count: int, channels: int, *, data: str, device: str, generator: torc
 def make_step(case: Case, variant: Variant, inputs: tuple[Tensor, ...]) -> Step:
     if case.benchmark == "cost":
         return model_step(case, variant, *inputs)
+    if case.benchmark == "models":
+        return whole_model_step(case, variant, *inputs)
     if case.benchmark == "fit":
         return fit_step(case, variant, *inputs)
     if case.benchmark == "inference":
@@ -146,26 +158,28 @@ def fill_history(norm: nn.Module, x: Tensor) -> None:
 
 
 def model_step(case: Case, variant: Variant, images: Tensor, labels: Tensor) -> Step:
-    """A training step of DenseNet as in the paper: Nesterov momentum of 0.9, weight decay of 1e-4.
-
-    The rate is lower than the paper's, because one batch is repeated a few thousand times.
-    """
+    """A training step of DenseNet as in the paper, but with a lower rate, because one batch is repeated."""
     torch.manual_seed(0)
     model = DenseNet(case.depth, 12, NUM_CLASSES)
     if variant.is_mixture:
         options: Any = {"num_components": variant.num_components, "em_iters": case.em_iters, "backend": variant.backend}
         convert(model, "last_norm", form="paper", **options)
     assert model.last_norm.num_features == case.channels
-    model.to(images.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, weight_decay=1e-4)
+    return whole_models.training(model, images, labels, rate=0.01)
 
-    def step() -> None:
-        F.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        # At the end, not at the start: a capture then begins, and ends, without gradients.
-        optimizer.zero_grad(set_to_none=True)
 
-    return step
+def whole_model_step(case: Case, variant: Variant, images: Tensor, labels: Tensor) -> Step:
+    """A training step or an evaluation of a model with the variant in place of all its batch norms."""
+    model = whole_models.build(case.model, case.shape[1:])
+    if variant.is_mixture:
+        options: Any = {"num_components": variant.num_components, "em_iters": case.em_iters, "backend": variant.backend}
+        whole_models.with_mixture_norms(model, case.model, variant.form, history=HISTORY, **options)
+    elif variant.name != "batch_norm":
+        whole_models.with_norm(model, variant.name)
+    bf16 = case.dtype == "bf16"
+    if case.series == "evaluation":
+        return whole_models.evaluation(model, images, history=HISTORY, bf16=bf16)
+    return whole_models.training(model, images, labels, bf16=bf16, torch_compile=case.mode == "compiled")
 
 
 def fit_step(case: Case, variant: Variant, sample: Tensor) -> Step:
