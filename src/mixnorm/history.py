@@ -158,9 +158,9 @@ class MixtureHistory(nn.Module):
             self._settle()
         # A module's attributes are slow to set, and a compiler would compile anew for each that is read. In an export the
         # batch is a later one, of the program.
-        if is_compiling or not self._seen or self._last_statistics is not None or self._pooled is not None:
-            if not is_exporting():
-                self._seen, self._last_statistics, self._pooled = True, None, None
+        is_settled = not is_compiling and self._seen and self._last_statistics is None and self._pooled is None
+        if not is_settled and not is_exporting():
+            self._seen, self._last_statistics, self._pooled = True, None, None
         if self.inference == "pooled" and not (self.history_samples is None and is_followed(sample)):
             self._keep_sample(sample, statistics)
 

@@ -115,7 +115,7 @@ def _planar(resp: Tensor) -> Tensor:
 
 def _dense(parameters: Parameters) -> Parameters:
     """Parameters as the kernels read them: one number after the other."""
-    if all([p is None or p.is_contiguous() for p in parameters]):
+    if all(p is None or p.is_contiguous() for p in parameters):
         return parameters
     return Parameters(*(None if p is None else p.contiguous() for p in parameters))
 
