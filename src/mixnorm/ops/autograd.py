@@ -112,7 +112,8 @@ class Evaluate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         points, *saved = ctx.saved_tensors
-        history, parameters = History(*saved[:4], ctx.mode, ctx.bounded), Parameters(*saved[4:])
+        weights, means, variances, tau = saved[:4]
+        history, parameters = History(weights, means, variances, tau, ctx.mode, ctx.bounded), Parameters(*saved[4:])
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled() or is_followed(grad):
             with torch.enable_grad():
