@@ -155,7 +155,8 @@ class MixtureHistory(nn.Module):
             self._warn_of_refusal("a batch was")
         is_compiling = torch.compiler.is_compiling()
         if not is_compiling:
-            self._settle()
+            means = self.history_means
+            self._written = None if means.is_inference() else means._version
         # A module's attributes are slow to set, and a compiler would compile anew for each that is read. In an export the
         # batch is a later one, of the program.
         is_settled = not is_compiling and self._seen and self._last_statistics is None and self._pooled is None

@@ -21,7 +21,7 @@ from mixnorm.ops.fit import Options
 from mixnorm.ops.kernels import Form, Kernels, Look, Mixture, Parameters, compute_dtype
 from mixnorm.ops.reference import MIN_VARIANCE
 from mixnorm.options import DEFAULT_MAX_SAMPLES, GATES, Fit, Inference, Learned, Seeding, check_options
-from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, PopulationLook, parameter_for_points
+from mixnorm.populations import LOOKS, PER_FEATURE, WITH_HISTORY, Population, look_of, parameter_for_points
 
 KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
@@ -157,7 +157,7 @@ class _MixtureNorm(FitAhead):
             own = self._parameters.values()
             return empty_like_affine(x, *(p if p is None else p.view(-1, x.shape[1]).sum(0).view(shape) for p in own))
         with no_autocast(x):
-            look = PopulationLook(self.population, self.num_groups or 1)
+            look = LOOKS.get(self.population) or look_of(self.population, self.num_groups)
             if group is not None:
                 y = distributed.outside_compiler(self._normalize_batch, x, look, parameters, group)
             elif self.training or not self.keeps_history:

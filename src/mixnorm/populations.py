@@ -17,45 +17,72 @@ WITH_HISTORY = ("batch", "channel")
 PER_FEATURE = ("batch", "instance")  # whose γ and β are one number for each feature of a point
 
 
-def to_points(x: Tensor, population: str, num_groups: int) -> Tensor:
-    """(N, C), (N, C, L) or (N, C, ...) to (B, outer, inner, D)."""
-    x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)  # (N, C, L)
-    if population == "batch":
-        return x.transpose(1, 2).unsqueeze(0)  # one mixture of N·L points in R^C
-    if population == "instance":
-        return x.transpose(1, 2).unsqueeze(1)  # N mixtures of L points in R^C
-    if population == "layer":
-        return x.unsqueeze(-1)  # N mixtures of C·L scalars
-    if population == "group":
-        grouped = with_gradient_alike(x).unflatten(1, (num_groups, -1))  # where channels are last, a copy
-        return grouped.reshape(-1, *grouped.shape[2:], 1)  # N·G mixtures of C/G·L scalars
-    return x.transpose(0, 1).unsqueeze(-1)  # C mixtures of N·L scalars
-
-
-def from_points(points: Tensor, population: str, like: Tensor) -> Tensor:
-    """The inverse of :func:`to_points`, in the shape of ``like``."""
-    if population == "batch":
-        x = points.squeeze(0).transpose(1, 2)
-    elif population == "instance":
-        x = points.squeeze(1).transpose(1, 2)
-    elif population == "channel":
-        x = points.squeeze(-1).transpose(0, 1)
-    else:
-        x = points
-    return x.reshape(like.shape)
-
-
-class PopulationLook(Look):
-    """An activation (N, C, ...) as the points of a population."""
-
-    def __init__(self, population: str, num_groups: int) -> None:
-        self.population, self.num_groups = population, num_groups
+class _Batch(Look):
+    """One mixture of N·L points in R^C."""
 
     def points(self, x: Tensor) -> Tensor:
-        return to_points(x, self.population, self.num_groups)
+        x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)  # as _flat, which would be one call more in every step
+        return x.transpose(1, 2).unsqueeze(0)
 
     def back(self, points: Tensor, like: Tensor) -> Tensor:
-        return from_points(points, self.population, like)
+        return points.squeeze(0).transpose(1, 2).reshape(like.shape)
+
+
+class _Instance(Look):
+    """N mixtures of L points in R^C."""
+
+    def points(self, x: Tensor) -> Tensor:
+        return _flat(x).transpose(1, 2).unsqueeze(1)
+
+    def back(self, points: Tensor, like: Tensor) -> Tensor:
+        return points.squeeze(1).transpose(1, 2).reshape(like.shape)
+
+
+class _Layer(Look):
+    """N mixtures of C·L scalars."""
+
+    def points(self, x: Tensor) -> Tensor:
+        return _flat(x).unsqueeze(-1)
+
+    def back(self, points: Tensor, like: Tensor) -> Tensor:
+        return points.reshape(like.shape)
+
+
+class _Group(Look):
+    """N·G mixtures of C/G·L scalars; where channels are last, a copy."""
+
+    def __init__(self, num_groups: int) -> None:
+        self.num_groups = num_groups
+
+    def points(self, x: Tensor) -> Tensor:
+        grouped = with_gradient_alike(_flat(x)).unflatten(1, (self.num_groups, -1))
+        return grouped.reshape(-1, *grouped.shape[2:], 1)
+
+    def back(self, points: Tensor, like: Tensor) -> Tensor:
+        return points.reshape(like.shape)
+
+
+class _Channel(Look):
+    """C mixtures of N·L scalars."""
+
+    def points(self, x: Tensor) -> Tensor:
+        return _flat(x).transpose(0, 1).unsqueeze(-1)
+
+    def back(self, points: Tensor, like: Tensor) -> Tensor:
+        return points.squeeze(-1).transpose(0, 1).reshape(like.shape)
+
+
+LOOKS = {"batch": _Batch(), "instance": _Instance(), "layer": _Layer(), "channel": _Channel()}
+
+
+def look_of(population: str, num_groups: int | None = None) -> Look:
+    """How the points of a population are cut out of an activation (N, C), (N, C, L) or (N, C, ...)."""
+    return LOOKS.get(population) or _Group(num_groups or 1)
+
+
+def _flat(x: Tensor) -> Tensor:
+    """(N, C, L)."""
+    return x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
 
 
 def parameter_for_points(parameter: Tensor, population: str, num_groups: int, batch: int) -> Tensor:

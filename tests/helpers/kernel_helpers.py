@@ -35,7 +35,7 @@ def normalize(points, resp, weight, bias, *, statistics=None, backend="auto", **
     per_feature = form.component_affine or are_per_feature(parameters, points)
     kernels = kernels_for(points, resp.shape[2], backend, per_feature=per_feature)
     if statistics is not None and isinstance(kernels, autograd.FastKernels):
-        work = autograd.Work(kernels, form, AS_THEY_ARE, lambda _: (resp, Mixture(*statistics)))
+        work = autograd.Work(kernels, form, AS_THEY_ARE, lambda _: (resp, Mixture(*statistics)), [])
         return autograd.Transform.apply(points, *parameters, work)
     return kernels.normalize(points, resp, parameters, form)
 

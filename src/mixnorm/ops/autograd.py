@@ -6,8 +6,9 @@ same kernels as operators (``library``).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,31 +16,26 @@ from torch.autograd.function import once_differentiable
 
 from mixnorm.ops import reference
 from mixnorm.ops.choose import REFERENCE, is_followed
-from mixnorm.ops.kernels import AS_THEY_ARE, Form, History, Kernels, Look, Mixture, Parameters, gradients, rows
+from mixnorm.ops.kernels import AS_THEY_ARE, Form, History, Kernels, Look, Mixture, Parameters, gradients, rows, shaped
 
 LEARNED = len(Parameters._fields)
 
 
-class Work:
+class Work(NamedTuple):
     """What a transform does beside its tensors: how x is looked at as points, and where their ν and statistics come from.
 
     Args:
-        posterior: ν of points and λ, μ, σ² under it, which is ``found`` after the forward pass.
+        posterior: ν of points, and λ, μ, σ² under it.
+        found: gets those λ, μ, σ² in the forward pass.
         ranks: those whose points the statistics are of, or ``None``.
     """
 
-    __slots__ = ("form", "found", "kernels", "look", "posterior", "ranks")
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        form: Form,
-        look: Look,
-        posterior: Callable[[Tensor], tuple[Tensor, Mixture]],
-        ranks: Any = None,
-    ) -> None:
-        self.kernels, self.form, self.look, self.posterior, self.ranks = kernels, form, look, posterior, ranks
-        self.found: Mixture
+    kernels: Kernels
+    form: Form
+    look: Look
+    posterior: Callable[[Tensor], tuple[Tensor, Mixture]]
+    found: list[Mixture]
+    ranks: Any = None
 
 
 class Transform(torch.autograd.Function):
@@ -56,12 +52,13 @@ class Transform(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:  # the parameters, then the work
         parameters, work = Parameters(*rest[:LEARNED]), rest[LEARNED]
         points = work.look.points(x)
-        resp, work.found = work.posterior(points)
-        ctx.save_for_backward(x, resp, *work.found, *parameters)
+        resp, found = work.posterior(points)
+        work.found.append(found)
+        ctx.save_for_backward(x, resp, *found, *parameters)
         ctx.work = work
         if x.numel() == 0:
             return torch.empty_like(x)
-        y: Tensor = work.look.back(work.kernels.mix(points, resp, work.found, parameters, work.form), like=x)
+        y: Tensor = work.look.back(work.kernels.mix(points, resp, found, parameters, work.form), like=x)
         # A function's view could not be changed in place.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
@@ -74,8 +71,10 @@ class Transform(torch.autograd.Function):
             of_points, *found = _over_ranks(ctx, look.points(grad), look.points(x), resp, mixture, parameters)
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
-                y = reference.normalize(rows(look.points(x), resp.dtype), resp, parameters, work.form)
-            of_x, *found = gradients(y, (x, *parameters), wanted[:-1], look.points(grad))
+                points = look.points(x)
+                y = reference.normalize(rows(points, resp.dtype), resp, parameters, work.form)
+                y = look.back(shaped(y, points), like=x)
+            of_x, *found = gradients(y, (x, *parameters), wanted[:-1], grad)
             return of_x, *_of_parameters(found, parameters), None
         else:
             of_points, *found = kernels.mix_backward(look.points(grad), look.points(x), resp, mixture, parameters, work.form)
@@ -134,12 +133,12 @@ class FastKernels(Kernels):
         self, x: Tensor, look: Look, mixture: Mixture, parameters: Parameters, form: Form
     ) -> tuple[Tensor, Mixture]:
         # The looks are taken inside, where autograd need not follow each of their steps.
-        work = Work(self, form, look, lambda points: self.em_step(points, mixture))
-        return Transform.apply(x, *parameters, work), work.found
+        work = Work(self, form, look, functools.partial(self.em_step, mixture=mixture), [])
+        return Transform.apply(x, *parameters, work), work.found[0]
 
     def normalize(self, points: Tensor, resp: Tensor, parameters: Parameters, form: Form) -> Tensor:
         given = resp.detach()
-        work = Work(self, form, AS_THEY_ARE, lambda points: (given, self.moments(points, given)))
+        work = Work(self, form, AS_THEY_ARE, lambda points: (given, self.moments(points, given)), [])
         y: Tensor = Transform.apply(points, *parameters, work)
         return y
 

@@ -206,8 +206,8 @@ def transform_of(
     ranks: Ranks,
 ) -> tuple[Tensor, Mixture]:
     """The kernels' ``transform_of`` with λ, μ, σ² of all ranks' points."""
-    work = Work(kernels, form, look, lambda points: em_step(points, mixture, kernels, ranks), ranks)
-    return Transform.apply(x, *parameters, work), work.found
+    work = Work(kernels, form, look, lambda points: em_step(points, mixture, kernels, ranks), [], ranks)
+    return Transform.apply(x, *parameters, work), work.found[0]
 
 
 def em_step(points: Tensor, mixture: Mixture, kernels: Kernels, ranks: Ranks) -> tuple[Tensor, Mixture]:

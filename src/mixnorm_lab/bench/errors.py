@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mixnorm import MixtureNorm2d
 from mixnorm_lab.bench.cases import Case
 from mixnorm_lab.bench.steps import Variant, fill_history, make_inputs, make_norm
-from mixnorm_lab.internals import Form, Mixture, Parameters, kernels_for, to_points
+from mixnorm_lab.internals import Form, Mixture, Parameters, kernels_for, look_of
 
 MAX_ELEMENTS = {"cuda": 2**22, "cpu": 2**20}  # enough for rounding to show, and quick in fp64 at any shape
 EPS = 1e-5
@@ -43,7 +43,7 @@ def given_mixture(x: Tensor, num_components: int) -> Mixture:
 
     Its means are points of x, its variances those of x: every component has a share.
     """
-    points = to_points(x.detach(), "batch", 1).flatten(1, 2).to(torch.float32)  # (1, m, C)
+    points = look_of("batch").points(x.detach()).flatten(1, 2).to(torch.float32)  # (1, m, C)
     stride = max(1, points.shape[1] // num_components)
     means = points[:, ::stride][:, :num_components].contiguous()
     k = means.shape[1]
@@ -53,11 +53,11 @@ def given_mixture(x: Tensor, num_components: int) -> Mixture:
 
 def transform(x: Tensor, upstream: Tensor, mixture: Mixture, backend: str) -> tuple[Tensor, Tensor]:
     """The output and the input gradient of the EM step and the transform that follows it, both (1, N, L, C)."""
-    points = to_points(x, "batch", 1)
+    points = look_of("batch").points(x)
     weight, bias = (p.to(mixture.weights.dtype) for p in _affine(x))
     kernels = kernels_for(points, mixture.weights.shape[1], backend)
     y, _ = kernels.transform(points, mixture, Parameters(weight, bias), Form(EPS))
-    (gradient,) = torch.autograd.grad(y, x, to_points(upstream, "batch", 1))
+    (gradient,) = torch.autograd.grad(y, x, look_of("batch").points(upstream))
     return y, gradient
 
 

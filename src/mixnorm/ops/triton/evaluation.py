@@ -28,9 +28,19 @@ from mixnorm.ops.triton.components import (
 )
 from mixnorm.ops.triton.em import posteriors
 from mixnorm.ops.triton.launch import PLANS, Plan, launch
-from mixnorm.ops.triton.tiles import channels, load_tile, over_channels, row_offsets, rows_of_tile, store_tile, tall, wide
+from mixnorm.ops.triton.tiles import (
+    channels_of_rows,
+    load_tile,
+    over_channels,
+    row_offsets,
+    rows_of_tile,
+    store_tile,
+    tall,
+    wide,
+)
 
 TABLE_COLUMNS = 256
+VECTOR = tl.constexpr(4)  # fp32 numbers of a table that a thread reads at once
 
 
 def inference(points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
@@ -218,7 +228,11 @@ def _inference(
 ):
     b = tl.program_id(1).to(tl.int64)
     dim = dim_units * ALIGN
-    d = channels(S, V)
+    # In the loop every warp reads the tables for itself, and the points in vectors of as many elements, so that nothing is
+    # exchanged.
+    d = channels_of_rows(W, S, V, BY_ROWS)
+    if BY_ROWS:
+        d = tl.max_contiguous(d, (1, 1, 1, VECTOR))
     beta = load_parameter(beta_ptr, d, dim, 0.0, HAS_BIAS)
     components = slots * K
     slopes_ptr = rows_ptr + (batch + b) * components * dim

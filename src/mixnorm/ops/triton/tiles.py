@@ -21,6 +21,7 @@ from mixnorm.ops.triton.launch import cdiv, power_of_two
 
 MAX_DIM = 4096
 THREADS_PER_WARP = 32
+TABLE_BYTES = 4  # of a number in fp32
 
 
 class Described(NamedTuple):
@@ -121,10 +122,14 @@ def tile(points: Described, components: int, purpose: str) -> Tile:
     tuning = TUNING[purpose]
     # A thread keeps several numbers for each component of each of its elements: too many would not fit its registers.
     most = power_of_two_below(tuning.most // components)
-    widest = tuning.vector_bytes // points.dtype.itemsize
+    # An evaluation reads its tables, which are fp32, for each tile. Points in vectors of as many elements need no exchange,
+    # and few threads to a row sum it up in few steps.
+    of_tables = purpose == "evaluation"
+    widest = tuning.vector_bytes // (TABLE_BYTES if of_tables else points.dtype.itemsize)
     vector = min(most, widest)
     elements = max(vector, min(most, tuning.elements))
-    segments = max(1, min(cdiv(block_d, THREADS_PER_WARP * vector), elements // vector))
+    threads = 1 if of_tables else THREADS_PER_WARP  # to a row, at least
+    segments = max(1, min(cdiv(block_d, threads * vector), elements // vector))
     length = block_d // segments
     num_warps = tuning.num_warps
     while num_warps < 16 and length > num_warps * THREADS_PER_WARP * vector:
