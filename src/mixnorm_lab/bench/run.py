@@ -170,9 +170,11 @@ def measure_starts(
 ) -> Iterator[Row]:
     """Rows figure by figure, each of the seconds in a new process beside batch norm's."""
     found = {}
-    for variant in variants_of(case, backend, options):
+    variants = variants_of(case, backend, options)
+    for number, variant in enumerate(variants):
         stage(f"a new process with {variant}")
-        limit = min(start.LIMIT, max(deadline - time.monotonic(), 1.0))
+        share = (deadline - time.monotonic()) / (len(variants) - number)  # of the time that is left
+        limit = min(start.LIMIT, max(share, 1.0))
         found[variant] = start.measure(case, variant, options.device, limit)
     for figure in start.figures(case):
         base = found[Variant("batch_norm")][0].get(figure)

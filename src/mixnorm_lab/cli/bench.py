@@ -20,14 +20,14 @@ Only = Annotated[
     list[str] | None,
     typer.Option(
         "--only",
-        help="Only these cases: a benchmark, a shape, K=3, fp32, graph, … Can be repeated, or a list with commas: "
+        help="Only these cases: a benchmark, a shape, a model, K=3, fp32, graph, … Can be repeated, or a list with commas: "
         "of one kind any will do, of several kinds all must fit.",
     ),
 ]
 Seconds = Annotated[float | None, typer.Option("--seconds", min=0, help="Stop after this time; what is measured is kept.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Few cases and few samples, in a few seconds.")]
 Backend = Annotated[str, typer.Option("--backend", help="Of mixture norm: auto, triton or reference.")]
-Reference = Annotated[bool, typer.Option("--reference", help="Measure the plain reference, too.")]
+Reference = Annotated[bool, typer.Option("--reference", help="Measure the plain reference, too (not in whole models).")]
 Layout = Annotated[str, typer.Option("--layout", help="Of layer, inference and memory: channels_last, contiguous or both.")]
 Commit = Annotated[str | None, typer.Option("--commit", help="The commit to record where git cannot tell.")]
 Tables = Annotated[Path, typer.Argument(help="A CSV that mixnorm bench wrote.", metavar="FILE.csv")]
