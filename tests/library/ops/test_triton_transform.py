@@ -206,3 +206,15 @@ def test_only_the_gradients_that_are_wanted(wanted):
     )
     found = torch.autograd.grad(y, [leaves[name] for name in wanted], upstream)
     torch.testing.assert_close(list(found), [expected[name] for name in wanted])
+
+
+def test_responsibilities_that_several_mixtures_share():
+    """ν of all mixtures in one place of memory, component by component, which is not how the kernels would lay them out."""
+    x, upstream = rand(2, 1, 32, 4).float(), rand(2, 1, 32, 4, seed=1).float()
+    shared = rand(1, 3, 32).float().softmax(1).mT.expand(2, -1, -1)
+    found = [
+        transform()(backend, x, resp, None, None, upstream)
+        for backend, resp in (("triton", shared), ("reference", shared.contiguous()))
+    ]
+    for name, value in found[0].items():
+        torch.testing.assert_close(value, found[1][name], rtol=1e-4, atol=1e-5)

@@ -108,7 +108,7 @@ TRITON, TRITON_FIT = TritonKernels(), _FitOnly()
 
 def _planar(resp: Tensor) -> Tensor:
     """ν (B, m, K) in memory as (B, K, m) in fp32."""
-    if resp.dtype == torch.float32 and resp.stride(1) == 1 and resp.stride(2) == resp.shape[1]:  # as the kernels made it
+    if resp.dtype == torch.float32 and resp.mT.is_contiguous():  # as the kernels made it
         return resp
     return resp.float().mT.contiguous().mT
 

@@ -40,8 +40,13 @@ def launch(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | Non
         _run(plan, given, own, extra)
 
 
+def key_of(given: tuple[Tensor | None, ...], extra: tuple[int, ...]) -> tuple[Any, ...]:
+    """What decides which compiled kernel of a plan a call needs."""
+    return tuple([None if t is None else (t.dtype, t.data_ptr() % 16) for t in given] + [n >> 31 > 0 for n in extra])
+
+
 def _run(plan: Plan, given: tuple[Tensor | None, ...], own: tuple[Tensor | None, ...], extra: tuple[int, ...]) -> None:
-    key = tuple([None if t is None else (t.dtype, t.data_ptr() % 16) for t in given] + [n >> 31 > 0 for n in extra])
+    key = key_of(given, extra)
     found = plan.compiled.get(key)
     if found is not None:
         runner, constants = found
