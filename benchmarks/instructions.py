@@ -2,8 +2,8 @@
 
     PYTHONPATH=src python benchmarks/instructions.py [--channels 64 128 448] [--components 3] [--option activation=relu ...]
 
-For each kernel of a training step and an evaluation, channels last: its tile, the registers of a thread, the bytes that do not
-fit them, and of its longest inner loop the instructions for each element that a thread holds, and the barriers. That of
+For each kernel of a training step and an evaluation, channels last: its tile, the registers of a thread, the bytes that do
+not fit them, and of its longest inner loop the instructions for each element that a thread holds, and the barriers. That of
 ``_inference`` is one of the T mixtures.
 """
 
