@@ -40,7 +40,7 @@ def main():
     arguments = parser.parse_args()
     options = dict(option.split("=", 1) for option in arguments.option)
     plans = {}
-    launch._run = lambda plan, given, own, extra: plans.setdefault(plan.kernel.__name__, (plan, given, own, extra))
+    launch._run = lambda plan, device, given, own, extra: plans.setdefault(plan.kernel.__name__, (plan, given, own, extra))
     triton_kernels.INTERPRETED = True  # tensors on a CPU are taken
     tiles.processors = lambda device: PROCESSORS
     print(ROW.format("kernel", "channels", "dtype", "tile", "registers", "spilled", "instructions", "barriers"))

@@ -1,15 +1,18 @@
-"""The Python of a layer's training step on a GPU, with the launches left out: so it can be measured on any machine.
+"""The Python of a layer's training step and evaluation on a GPU, which any machine can measure: no kernel is started.
 
     PYTHONPATH=src python benchmarks/python_time.py [--option activation=relu ...]
 
-Everything runs that runs on a GPU, but for the kernels themselves: choosing them, allocations, views, autograd. Beside it
-batch norm's step, which on a CPU has its work in it; of a tensor this small that is next to nothing.
+Everything runs that runs on a GPU, down to Triton's launcher, whose function in C is one that does nothing: choosing the
+kernels, allocations, views, autograd. Beside it is batch norm on a CPU with its work, which for a tensor this small is next to
+nothing. `PYTHONPATH=BEFORE/src:src` measures an older library.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -17,6 +20,9 @@ from torch import nn
 import mixnorm
 from mixnorm.ops import triton as triton_kernels
 from mixnorm.ops.triton import launch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+import launcher_stand_in  # noqa: E402
 
 SHAPE = (8, 16, 4, 4)
 ROUNDS, CALLS = 15, 200
@@ -26,7 +32,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--option", action="append", default=[], help="of mixture norm, such as activation=relu")
     arguments = parser.parse_args()
-    leave_out_launches()
+    start_nothing()
     torch.set_num_threads(1)
     x = torch.randn(SHAPE).to(memory_format=torch.channels_last).requires_grad_()
     grad = torch.randn_like(x)
@@ -36,29 +42,40 @@ def main():
         "mixture norm": mixnorm.MixtureNorm2d(SHAPE[1], backend="triton", **options),
     }
     for name, layer in layers.items():
-        forward, step = microseconds(layer, x), microseconds(layer, x, grad)
-        print(f"{name}: forward {forward:.0f} µs, forward and backward {step:.0f} µs")
+        forward, step = microseconds(lambda: layer(x)), microseconds(lambda: training_step(layer, x, grad))  # noqa: B023
+        layer.eval()
+        with torch.no_grad():
+            evaluation = microseconds(lambda: layer(x))  # noqa: B023
+        print(f"{name}: forward {forward:.0f} µs, forward and backward {step:.0f} µs, evaluation {evaluation:.0f} µs")
 
 
-def leave_out_launches():
-    """What the launcher does in a call is kept, up to the kernel that it would start."""
+class Kernel:
+    """A kernel that is compiled already, and does nothing."""
 
-    def run(plan, given, own, extra):
-        key = launch.key_of(given, extra)
-        plan.compiled.setdefault(key, plan.kernel)
+    def __init__(self, kernel):
+        self.arg_names = kernel.arg_names
 
-    launch._run = run
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: launcher_stand_in.compiled_kernel(lambda *arguments: None)
+
+
+def start_nothing():
+    launcher_stand_in.pretend_a_gpu(lambda owner, name, value, raising=True: setattr(owner, name, value))
     triton_kernels.INTERPRETED = True  # tensors on a CPU are taken
+    make = launch.Plan.__init__
+    launch.Plan.__init__ = lambda plan, kernel, *rest, **info: make(plan, Kernel(kernel), *rest, **info)
 
 
-def microseconds(layer, x, grad=None):
+def training_step(layer, x, grad):
+    torch.autograd.grad(layer(x), (x, *layer.parameters()), grad)
+
+
+def microseconds(work):
     """The first decile of many rounds: what disturbs only adds."""
     times = []
     for _ in range(ROUNDS * CALLS):
         start = time.perf_counter()
-        y = layer(x)
-        if grad is not None:
-            torch.autograd.grad(y, (x, *layer.parameters()), grad)
+        work()
         times.append(time.perf_counter() - start)
     return 1e6 * sorted(times)[len(times) // 10]
 

@@ -20,7 +20,7 @@ from mixnorm.ops.triton import launch
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int64: "*i64"}
 compiled = set()
 
-def compile(plan, given, own, extra):
+def compile(plan, device, given, own, extra):
     names, signature, constants = plan.kernel.arg_names, {}, dict(plan.constants)
     for name, value in zip(names, (*given, *own, *extra, *plan.numbers)):
         if value is None:
