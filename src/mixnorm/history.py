@@ -136,10 +136,11 @@ class MixtureHistory(nn.Module):
 
     def queues(self) -> tuple[Mixture, Tensor]:
         """What a training batch's mixture is pushed to: the queues (B, T, K) and twice (B, T, K, D), and the count."""
-        weights, means, variances = self.history_weights, self.history_means, self.history_vars
+        buffers: Any = self._buffers  # found sooner than through the module
+        weights, means, variances = buffers["history_weights"], buffers["history_means"], buffers["history_vars"]
         if self.population == "batch":
             weights, means, variances = weights.unsqueeze(0), means.unsqueeze(0), variances.unsqueeze(0)
-        return Mixture(weights, means, variances), self.num_batches_tracked
+        return Mixture(weights, means, variances), buffers["num_batches_tracked"]
 
     def remember(self, statistics: Mixture, sample: Tensor, share: float, kernels: Kernels) -> None:
         """Keeps a training batch: its mixture in the queues, where it counts for ``share`` of a whole batch, its sample."""

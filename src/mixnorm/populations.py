@@ -51,6 +51,8 @@ class _Layer(Look):
 class _Group(Look):
     """N·G mixtures of C/G·L scalars; where channels are last, a copy."""
 
+    is_view = False
+
     def __init__(self, num_groups: int) -> None:
         self.num_groups = num_groups
 

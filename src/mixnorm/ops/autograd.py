@@ -58,9 +58,8 @@ class Transform(torch.autograd.Function):
         ctx.work = work
         if x.numel() == 0:
             return torch.empty_like(x)
-        y: Tensor = work.look.back(work.kernels.mix(points, resp, found, parameters, work.form), like=x)
-        # A function's view could not be changed in place.
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+        # No view: that of a function could not be changed in place.
+        return work.kernels.mix_of(x, work.look, resp, found, parameters, work.form)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

@@ -72,16 +72,16 @@ def mix_backward(
     if over_ranks is not None:
         over_ranks(lines)
     launch(plan, (points, grad, resp, *given), (lines, grad_points))
-    places = ((of_affine, 0), (of_affine, 1), (of_gates, 0), (of_gates, 1), (of_gates, 2))
-    return grad_points, *[
-        None if p is None else _over_mixtures(found[i], p.shape)  # type: ignore[index]
-        for p, (found, i) in zip(parameters, places, strict=True)
-    ]
+    shape = (rows, dim) if form.component_affine else (dim,)
+    return grad_points, *_over_mixtures(of_affine, shape), *_over_mixtures(of_gates, (dim,))
 
 
-def _over_mixtures(found: Tensor, shape: torch.Size) -> Tensor:
-    """The gradient of a parameter, from those that each of the B mixtures has."""
-    return found.view(shape) if len(found) == 1 else found.sum(0).view(shape)
+def _over_mixtures(found: Tensor | None, shape: tuple[int, ...]) -> tuple[Tensor | None, ...]:
+    """The gradients of parameters of a shape, from those that each of the B mixtures has."""
+    if found is None:
+        return (None, None, None)
+    count, batch = found.shape[:2]
+    return (found if batch == 1 else found.sum(1)).view(count, *shape).unbind()
 
 
 @functools.lru_cache(maxsize=PLANS)

@@ -63,9 +63,11 @@ def _run(
 
 def key_of(device: int, given: tuple[Tensor | None, ...], extra: tuple[int, ...]) -> tuple[Any, ...]:
     """What decides which compiled kernel of a plan a call needs."""
+    offsets = [0 if t is None else t.data_ptr() % 16 for t in given]
     return (
         device,
-        *[None if t is None else (t.dtype, t.data_ptr() % 16) for t in given],
+        *[None if t is None else t.dtype for t in given],
+        *(offsets if any(offsets) else ()),
         *[number >> 31 > 0 for number in extra],
     )
 
@@ -93,7 +95,9 @@ def _starter(compiled: Any, grid: tuple[int, ...], device: int) -> Callable[...,
 
 def _is_plain(launcher: Any) -> bool:
     """Whether it is the launcher for NVIDIA's GPUs, of a kernel that needs no memory beyond its arguments."""
-    return type(launcher).__name__ == "CudaLauncher" and not launcher.global_scratch_size and not launcher.profile_scratch_size
+    return (
+        type(launcher).__name__ == "CudaLauncher" and not launcher.global_scratch_size and not launcher.profile_scratch_size
+    )
 
 
 def cdiv(a: int, b: int) -> int:

@@ -17,9 +17,11 @@ from mixnorm.ops.triton.launch import PLANS, Plan, launch
 from mixnorm.ops.triton.tiles import channels, load_tile, row_offsets, rows_of_tile, store_tile, tall, wide
 
 
-def mix(points: Tensor, resp: Tensor, statistics: Mixture, parameters: Parameters, form: Form) -> Tensor:
+def mix(
+    points: Tensor, resp: Tensor, statistics: Mixture, parameters: Parameters, form: Form, out: Tensor | None = None
+) -> Tensor:
     """Σ_k ν_k · a_k · act(x̂_k) with γ and β; ``resp`` (B, m, K) lies in memory as (B, K, m)."""
-    y = torch.empty_like(points)
+    y = torch.empty_like(points) if out is None else out
     options = transform_options(parameters, form)
     plan = _mix_plan(tiles.describe(points), y.stride(), resp.shape[2], form.eps, options)
     launch(plan, (points, resp, *statistics, *parameters), (y,))
