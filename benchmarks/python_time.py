@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/python_time.py [--option activation=relu ...]
 
-Everything runs that runs on a GPU, down to Triton's launcher, whose function in C is one that does nothing: choosing the
-kernels, allocations, views, autograd. Beside it is batch norm on a CPU with its work, which for a tensor this small is next to
-nothing. `PYTHONPATH=BEFORE/src:src` measures an older library.
+Everything runs that runs on a GPU, down to Triton's launcher, whose function in C is one that does nothing: choosing
+the kernels, allocations, views, autograd. Beside it is batch norm on a CPU with its work, which for a tensor this small
+is next to nothing. `PYTHONPATH=BEFORE/src:src` measures an older library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mixnorm.ops import triton as triton_kernels
 from mixnorm.ops.triton import launch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
-import launcher_stand_in  # noqa: E402
+import launcher_stand_in
 
 SHAPE = (8, 16, 4, 4)
 ROUNDS, CALLS = 15, 200

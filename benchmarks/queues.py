@@ -191,7 +191,7 @@ QUEUES: dict[str, tuple[Norms | Rows, ...]] = {
         Rows((f"{CIFAR100}/mn-2",), range(3), options={"max_samples": None}),
         *(
             Rows((f"{CIFAR100}/bn-2", f"{CIFAR100}/mn-2"), range(3), settings={"batch_size": size})
-            for size in (32, 64, 128, 512)
+            for size in (512, 128, 64, 32)
         ),
     ),
     "inception-v3-rows": (

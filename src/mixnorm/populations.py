@@ -1,7 +1,7 @@
 """Which points share statistics: five ways to look at an activation (N, C, ...) as points, and back.
 
-Each is only a view, but for groups of channels that come last. Points are (B, outer, inner, D): B mixtures of
-outer · inner points in R^D.
+Each is only a view, but for groups of channels that come last, and for images whose rows cannot be strung together. Points
+are (B, outer, inner, D): B mixtures of outer · inner points in R^D.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ class _Layer(Look):
 
 class _Group(Look):
     """N·G mixtures of C/G·L scalars; where channels are last, a copy."""
-
-    is_view = False
 
     def __init__(self, num_groups: int) -> None:
         self.num_groups = num_groups

@@ -58,8 +58,15 @@ class Transform(torch.autograd.Function):
         ctx.work = work
         if x.numel() == 0:
             return torch.empty_like(x)
-        # No view: that of a function could not be changed in place.
-        return work.kernels.mix_of(x, work.look, resp, found, parameters, work.form)
+        given = points, resp, found, parameters, work.form
+        # No view is returned: that of a function could not be changed in place.
+        y = torch.empty_like(x)
+        written = work.look.points(y)
+        if written.data_ptr() == y.data_ptr():
+            work.kernels.mix(*given, out=written)
+            return y
+        y = work.look.back(work.kernels.mix(*given), like=x)  # the points are a copy, as of a transposed image
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

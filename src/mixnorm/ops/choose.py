@@ -43,7 +43,7 @@ def kernels_for(
 
             found = TRITON
         elif points.device.type == "cpu" and HAS_NUMBA:
-            found = _numba()
+            found = _loops or _numba()
     obstacle = found.obstacle(points, components)
     if obstacle is not None:
         if backend == "triton":
@@ -61,21 +61,20 @@ def kernels_for(
     return found
 
 
-_broken = False  # whether numba is there and could not be imported
+_loops: Kernels | None = None  # once they were asked for
 
 
 def _numba() -> Kernels:
     """The compiled loops; the reference where numba is there and cannot be used."""
-    global _broken
-    if _broken:
-        return REFERENCE
+    global _loops
     try:
         from mixnorm.ops.numba_kernels import NUMBA
+
+        _loops = NUMBA
     except Exception as error:  # whatever an installation breaks on: training goes on, more slowly
-        _broken = True
         warnings.warn(f"numba is installed but cannot be used, so plain PyTorch runs instead: {error}", stacklevel=3)
-        return REFERENCE
-    return NUMBA
+        _loops = REFERENCE
+    return _loops
 
 
 def is_followed(points: Tensor) -> bool:

@@ -31,8 +31,6 @@ is_exporting = functools.partial(getattr, torch.compiler, "_is_exporting_flag")
 class Look:
     """How a tensor is looked at as points, and points as such a tensor. This one takes points as they are."""
 
-    is_view = True  # whether what is written to the points is written to the tensor
-
     def points(self, x: Tensor) -> Tensor:
         return x
 
@@ -118,15 +116,13 @@ class Kernels:
         y = reference.mix(x, resp, found.weights.detach(), *found[1:], flat_like(parameters, points), form)
         return shaped(y, points), Mixture(*(t.detach() for t in found))
 
-    def mix(self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
-        """The transform under given ν and statistics."""
+    def mix(
+        self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form, out: Tensor | None = None
+    ) -> Tensor:
+        """The transform under given ν and statistics, written to ``out`` if it is given."""
         x = flat(points.to(resp.dtype))
-        return shaped(reference.mix(x, resp, *mixture, flat_like(parameters, points), form), points)
-
-    def mix_of(self, x: Tensor, look: Look, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
-        """:meth:`mix` of the points that x is looked at as, as a new tensor in the shape of x."""
-        y = look.back(self.mix(look.points(x), resp, mixture, parameters, form), like=x)
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # type: ignore[no-any-return]
+        y = shaped(reference.mix(x, resp, *mixture, flat_like(parameters, points), form), points)
+        return y if out is None else out.copy_(y)
 
     def mix_backward(
         self,

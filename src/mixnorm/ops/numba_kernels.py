@@ -97,14 +97,18 @@ class NumbaKernels(FastKernels):
             numba_loops.moments(*_arrays(points, resp, *found))
         return found
 
-    def mix(self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
+    def mix(
+        self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form, out: Tensor | None = None
+    ) -> Tensor:
         x = points.to(resp.dtype)
-        y = torch.empty_like(x)
+        y = out if out is not None and out.dtype == x.dtype else torch.empty_like(x)
         inside, codes = _codes(parameters, form)
-        *arrays, out = _arrays(x, resp, *mixture, *_with_overall(mixture, parameters), y)
+        *arrays, written = _arrays(x, resp, *mixture, *_with_overall(mixture, parameters), y)
         with _LOCK:
-            numba_loops.mix(*arrays, form.scale == "unit", inside, *codes, out)
-        return y.to(points.dtype)
+            numba_loops.mix(*arrays, form.scale == "unit", inside, *codes, written)
+        if out is None:
+            return y.to(points.dtype)
+        return out if y is out else out.copy_(y)
 
     def mix_backward(
         self,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import Form, History, Kernels, Look, Mixture, Parameters
+from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters
 from mixnorm.ops.triton import evaluation, fit, gradient, queue, statistics, tiles, transform
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -68,16 +68,10 @@ class TritonKernels(FastKernels):
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
         return Mixture(*statistics.moments(points, _planar(resp)))
 
-    def mix(self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
-        return transform.mix(points, _planar(resp), _contiguous(mixture), _dense(parameters), form)
-
-    def mix_of(self, x: Tensor, look: Look, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> Tensor:
-        if not look.is_view:
-            return super().mix_of(x, look, resp, mixture, parameters, form)
-        y = torch.empty_like(x)
-        given = _planar(resp), _contiguous(mixture), _dense(parameters), form
-        transform.mix(look.points(x), *given, out=look.points(y))
-        return y
+    def mix(
+        self, points: Tensor, resp: Tensor, mixture: Mixture, parameters: Parameters, form: Form, out: Tensor | None = None
+    ) -> Tensor:
+        return transform.mix(points, _planar(resp), _contiguous(mixture), _dense(parameters), form, out)
 
     def mix_backward(
         self,
