@@ -126,15 +126,25 @@ def test_the_guides_gains_are_those_of_the_records(guide):
     assert told == [(str(gain), count) for gain, count in zip(gains, seeds, strict=True)]
 
 
+MEASURED = (("layer", "graph"), ("layer", "eager"), ("inference", "graph"))
+
+
 def test_the_guides_costs_on_a_gpu_are_those_of_the_measurements(guide):
     with (ROOT / "benchmarks" / "h200.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["benchmark"] == "layer" and row["num_components"] == "3"]
-    ratios = {(row["case"], row["dtype"], row["mode"]): f"{float(row['ratio']):.2f}" for row in rows if not row["series"]}
-    layers = {(case, dtype) for case, dtype, _ in ratios}
+        rows = [row for row in csv.DictReader(file) if row["ratio"] and row["num_components"] in ("3", "")]
+    ratios = {  # the last row of each thing counts
+        (row["benchmark"], row["case"], row["dtype"], row["mode"], row["variant"]): f"{float(row['ratio']):.2f}"
+        for row in rows
+        if row["series"] in ("", "training")
+    }
+    layers = {(case, dtype) for what, case, dtype, *_ in ratios if what == "layer"}
     assert len(layers) == 7
     for case, dtype in layers:
-        told = cells(guide, f"{case.replace('x', '×')}, {dtype}")
-        assert told == [ratios[case, dtype, "graph"], ratios.get((case, dtype, "eager"), "")]
+        of_case = [ratios.get((what, case, dtype, mode, "triton"), "") for what, mode in MEASURED]
+        assert cells(guide, f"{case.replace('x', '×')}, {dtype}") == of_case
+    for told, case in (("CIFAR CNN, 4 norms", "cifar-cnn-b256"), ("ResNet-18, 20 norms", "resnet-18-b256")):
+        variants = ("ghost-32", *(f"triton {form}" for form in ("paper", "relu", "ahead", "gated")))
+        assert cells(guide, told) == [ratios.get(("models", case, "bf16", "graph", name), "") for name in variants]
 
 
 def test_the_guides_costs_on_a_cpu_are_those_of_the_measurements(guide):
