@@ -212,6 +212,14 @@ def to_do(queue: Norms | Rows) -> list[RunConfig]:
     return list({told(config): config for config in queue.configs() if told(config) not in done}.values())
 
 
+def by_place(queues: Sequence[Norms | Rows]) -> dict[Path, list[RunConfig]]:
+    """The runs to do by the folder of their records, so that those of one folder share the jobs and none is idle between."""
+    found: dict[Path, list[RunConfig]] = {}
+    for queue in queues:
+        found.setdefault(Path(queue.results).relative_to("results"), []).extend(to_do(queue))
+    return {place: configs for place, configs in found.items() if configs}
+
+
 def told(config: RunConfig) -> tuple[str, int]:
     return config.identity(), config.seed
 
@@ -244,11 +252,9 @@ def main() -> None:
         signal.alarm(arguments.seconds)
     suites = []
     try:
-        for queue in queues:
-            place = Path(queue.results).relative_to("results")
-            if configs := to_do(queue):
-                suites.append((place, Suite(configs, arguments.out / place, Files(arguments.data))))
-                train(suites[-1][1], device, arguments.jobs)
+        for place, configs in by_place(queues).items():
+            suites.append((place, Suite(configs, arguments.out / place, Files(arguments.data))))
+            train(suites[-1][1], device, arguments.jobs)
     except KeyboardInterrupt:
         print("the time is over")
     finally:

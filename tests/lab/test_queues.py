@@ -54,3 +54,10 @@ def test_a_row_that_is_changed_is_called_after_the_change():
     assert config.batch_size == 32
     assert config.mixture.options["max_samples"] is None
     assert config.mixture.options["num_components"] == 3
+
+
+def test_runs_of_one_folder_are_trained_together():
+    rows = queues.QUEUES["cifar-cnn-rows"]
+    together = queues.by_place(rows)
+    assert list(together) == [Path(".")]
+    assert together[Path(".")] == [config for queue in rows for config in queues.to_do(queue)]
