@@ -33,7 +33,9 @@ class Case:
         mode: "graph" or "eager" on a GPU, "cpu" elsewhere; "compiled" is with torch.compile, for models, and for
             "start" torch.compile as well.
         data: "modes", three modes as after a ReLU; "normal", one, where all responsibilities are soft.
-        series: for "scaling", what grows: "m", "C" or "K"; for models, "training" or "evaluation".
+        series: for "scaling", what grows: "m", "C" or "K"; for models, "training" or "evaluation"; for a layer, what is
+            special about it: "relu", with the ReLU inside, beside batch norm and a ReLU behind it; in evaluation also
+            "steady", that inference, and "distilled", the one mixture of ``mixnorm.distill``.
         depth: for "cost", the layers of the DenseNet.
         model: for "models" and "start", its name.
         forms: for both, what is timed beside batch norm: of ``whole.models.FORMS``, or a norm such as "ghost-32".
@@ -88,6 +90,7 @@ GPU_LAYERS = [
     ((256, 256, 56, 56), "fp32", False),
     ((256, 256, 56, 56), "bf16", False),
 ]
+INFERENCE_SERIES = ("", "relu", "steady", "distilled")
 CPU_LAYERS = [(64, 128, 8, 8), (64, 448, 8, 8), (64, 64, 32, 32)]
 REALISTIC = (64, 64, 16, 16)  # as in a residual network on CIFAR
 TOY = 50_000  # numbers in a tensor: below, a step is a few calls, and its time theirs
@@ -137,9 +140,11 @@ def gpu_cases() -> list[Case]:
     for shape, dtype, small in GPU_LAYERS:
         modes = ("graph", "eager") if small else ("graph",)
         cases += [Case("layer", shape, COMPONENTS, dtype, mode=mode) for mode in modes]
+        cases += [Case("layer", shape, (3,), dtype, series="relu")]
     for mode in ("graph", "eager"):
         cases += [Case("cost", (batch, c, 8, 8), (2, 3, 4, 5), mode=mode, depth=depth) for depth, batch, c in COST]
-    cases += [Case("inference", shape, (3,), dtype) for shape, dtype, _ in GPU_LAYERS]
+    for series in INFERENCE_SERIES:
+        cases += [Case("inference", shape, (3,), dtype, series=series) for shape, dtype, _ in GPU_LAYERS]
     cases += [Case("fit", shape, (2, 3, 5, 8), mode=mode) for shape in FITS for mode in ("graph", "eager")]
     cases += [Case("scaling", (n, 64, 32, 32), (3,), series="m") for n in (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192)]
     cases += [Case("scaling", (256, c, 16, 16), (3,), series="C") for c in (16, 32, 64, 128, 256, 512, 1024, 2048)]
@@ -155,8 +160,11 @@ def gpu_cases() -> list[Case]:
 def cpu_cases() -> list[Case]:
     cases = [Case("layer", shape, (3,), data="normal") for shape in CPU_LAYERS]
     cases += [Case("layer", shape, COMPONENTS) for shape in CPU_LAYERS]
+    cases += [Case("layer", shape, (3,), series="relu") for shape in CPU_LAYERS]
     cases += [Case("cost", (64, 196, 8, 8), (3,), depth=19)]
-    cases += [Case("inference", shape, (3,), data=data) for data in ("normal", "modes") for shape in CPU_LAYERS]
+    cases += [Case("inference", shape, (3,), data="normal") for shape in CPU_LAYERS]
+    for series in INFERENCE_SERIES:
+        cases += [Case("inference", shape, (3,), series=series) for shape in CPU_LAYERS]
     cases += [Case("fit", SCIKIT_LEARN_FIT, (3,)), *(Case("fit", shape, (2, 3, 5, 8)) for shape in FITS)]
     cases += [Case("scaling", (n, 64, 32, 32), (3,), series="m") for n in (1, 4, 16, 64, 256)]
     cases += [Case("scaling", (64, c, 8, 8), (3,), series="C") for c in (16, 64, 256, 1024)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixnorm import MixtureNorm2d
 from mixnorm_lab.bench.cases import Case
-from mixnorm_lab.bench.steps import Variant, fill_history, make_inputs, make_norm
+from mixnorm_lab.bench.steps import Variant, after_training, make_inputs, make_norm
 from mixnorm_lab.internals import Form, Mixture, Parameters, kernels_for, look_of
 
 MAX_ELEMENTS = {"cuda": 2**22, "cpu": 2**20}  # enough for rounding to show, and quick in fp64 at any shape
@@ -25,12 +25,13 @@ def errors(case: Case, variant: Variant, device: str) -> tuple[float | None, flo
     images = max(1, min(case.shape[0], MAX_ELEMENTS[device] // per_image))
     x, upstream = make_inputs(replace(case, shape=(images, *case.shape[1:])), device)
     if case.benchmark == "inference":
-        return evaluation_error(make_norm(case, variant, x.device), x), None
+        return evaluation_error(after_training(case, make_norm(case, variant, x.device), x), x), None
     if variant.is_mixture:
         assert variant.num_components is not None
         mixture = given_mixture(x, variant.num_components)
-        found = transform(x, upstream, mixture, variant.backend)
-        exact = transform(_double(x), upstream.double(), Mixture(*(t.double() for t in mixture)), "reference")
+        form = Form(EPS, "relu" if case.series == "relu" else None)
+        found = transform(x, upstream, mixture, form, variant.backend)
+        exact = transform(_double(x), upstream.double(), Mixture(*(t.double() for t in mixture)), form, "reference")
     else:
         norm = make_norm(case, variant, x.device)
         found = batch_norm(norm, x, upstream)
@@ -51,12 +52,12 @@ def given_mixture(x: Tensor, num_components: int) -> Mixture:
     return Mixture(torch.full((1, k), 1 / k, device=x.device), means, variances)
 
 
-def transform(x: Tensor, upstream: Tensor, mixture: Mixture, backend: str) -> tuple[Tensor, Tensor]:
+def transform(x: Tensor, upstream: Tensor, mixture: Mixture, form: Form, backend: str) -> tuple[Tensor, Tensor]:
     """The output and the input gradient of the EM step and the transform that follows it, both (1, N, L, C)."""
     points = look_of("batch").points(x)
     weight, bias = (p.to(mixture.weights.dtype) for p in _affine(x))
     kernels = kernels_for(points, mixture.weights.shape[1], backend)
-    y, _ = kernels.transform(points, mixture, Parameters(weight, bias), Form(EPS))
+    y, _ = kernels.transform(points, mixture, Parameters(weight, bias), form)
     (gradient,) = torch.autograd.grad(y, x, look_of("batch").points(upstream))
     return y, gradient
 
@@ -68,7 +69,6 @@ def batch_norm(norm: nn.Module, x: Tensor, upstream: Tensor) -> tuple[Tensor, Te
 
 def evaluation_error(norm: nn.Module, x: Tensor) -> float:
     """Against the same layer, with the same history, in fp64."""
-    fill_history(norm, x)
     exact = copy.deepcopy(norm).double()
     if isinstance(exact, MixtureNorm2d):
         exact.backend = "reference"

@@ -21,7 +21,8 @@ LAYER = {
     ("64x448x8x8", "fp32"): 2.0,
 }
 LARGE = ("256x256x56x56", "256x64x32x32")
-EAGER_LAYER, INFERENCE = 3.0, 2.0
+EAGER_LAYER = 3.0
+INFERENCE = {"": 2.0, "relu": 2.5, "steady": 2.5, "distilled": 1.2}
 COST = {"graph": 0.98, "eager": 0.95}  # steps a second against batch norm's
 MODELS = {  # a training step of a model, by its case and mode
     ("cifar-cnn-b256", "graph"): 1.1,
@@ -66,7 +67,7 @@ def goal(row: Row, rows: Sequence[Row]) -> float | None:
         return MODELS.get((row["case"], row["mode"])) if is_asked else None
     if row["benchmark"] == "start":
         return COMPILATION if row["series"] == "compile" else None
-    if row["series"]:
+    if row["series"] and row["benchmark"] != "inference":
         return None
     if row["benchmark"] == "memory":
         return memory_goal(row, base_of(row, rows))
@@ -78,9 +79,9 @@ def goal(row: Row, rows: Sequence[Row]) -> float | None:
         return None
     if row["mode"] == "cpu":
         limits = {"layer": CPU_LAYER, "inference": CPU_INFERENCE}
-        return limits.get(row["benchmark"]) if row["case"] in CPU_SHAPES else None
+        return limits.get(row["benchmark"]) if row["case"] in CPU_SHAPES and not row["series"] else None
     if row["benchmark"] == "inference":
-        return INFERENCE if (row["case"], row["dtype"]) in LAYER else None
+        return INFERENCE[row["series"]] if (row["case"], row["dtype"]) in LAYER else None
     limit = LAYER.get((row["case"], row["dtype"]))
     return EAGER_LAYER if limit is not None and row["mode"] == "eager" else limit
 

@@ -55,6 +55,8 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         here = _fastest([row for row in rows if row["device"] == device])
         for benchmark, (number, picture) in pictures.items():
             part = [row for row in here if row["benchmark"] == benchmark and row[number]]
+            if benchmark in ("layer", "inference"):  # what is special stands in the table
+                part = [row for row in part if not row["series"]]
             if all(is_base(row) for row in part) or (benchmark == "scaling" and not _growing(part)):
                 continue
             folder.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mixnorm import MixtureNorm2d, convert
+from mixnorm import MixtureNorm2d, convert, distill
 from mixnorm.gmm import fit_mixture
 from mixnorm_lab.bench.cases import Case
 from mixnorm_lab.bench.whole import models as whole_models
@@ -110,13 +110,15 @@ def make_step(case: Case, variant: Variant, inputs: tuple[Tensor, ...]) -> Step:
     if case.benchmark == "fit":
         return fit_step(case, variant, *inputs)
     if case.benchmark == "inference":
-        return evaluation(make_norm(case, variant, inputs[0].device), inputs[0])
+        return evaluation(after_training(case, make_norm(case, variant, inputs[0].device), inputs[0]), inputs[0])
     return training_step(make_norm(case, variant, inputs[0].device), *inputs)
 
 
 def make_norm(case: Case, variant: Variant, device: torch.device) -> nn.Module:
+    with_relu = case.series == "relu"
     if not variant.is_mixture:
-        return nn.BatchNorm2d(case.channels, device=device)
+        norm = nn.BatchNorm2d(case.channels, device=device)
+        return nn.Sequential(norm, nn.ReLU()) if with_relu else norm
     assert variant.num_components is not None
     return MixtureNorm2d(
         case.channels,
@@ -124,6 +126,8 @@ def make_norm(case: Case, variant: Variant, device: torch.device) -> nn.Module:
         num_components=variant.num_components,
         em_iters=case.em_iters,
         history=HISTORY,
+        activation="relu" if with_relu else None,
+        inference="steady" if case.series == "steady" else "ensemble",
         backend=cast(Any, variant.backend),  # checked when the option was read
     )
 
@@ -139,8 +143,6 @@ def training_step(norm: nn.Module, x: Tensor, upstream: Tensor) -> Step:
 
 
 def evaluation(norm: nn.Module, x: Tensor) -> Step:
-    fill_history(norm, x)
-
     def step() -> None:
         with torch.no_grad():
             norm(x)
@@ -148,13 +150,15 @@ def evaluation(norm: nn.Module, x: Tensor) -> Step:
     return step
 
 
-def fill_history(norm: nn.Module, x: Tensor) -> None:
-    """As many training steps as the history holds, then evaluation mode."""
+def after_training(case: Case, norm: nn.Module, x: Tensor) -> nn.Module:
+    """The norm in evaluation mode, after as many training steps as the history holds."""
     norm.train()
     with torch.no_grad():
         for _ in range(HISTORY):
             norm(x)
-    norm.eval()
+    if case.series == "distilled" and isinstance(norm, MixtureNorm2d):
+        distill(norm)
+    return norm.eval()
 
 
 def model_step(case: Case, variant: Variant, images: Tensor, labels: Tensor) -> Step:

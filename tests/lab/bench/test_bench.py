@@ -21,6 +21,7 @@ from mixnorm_lab.bench.whole import start
 from mixnorm_lab.cli import app
 from mixnorm_lab.storage.measurements import COLUMNS, MeasurementFile, read
 
+BASE = Variant("batch_norm")
 FAST = ["--quick", "--device", "cpu", "--backend", "reference"]
 
 
@@ -72,6 +73,27 @@ def test_ratios_are_to_the_base_of_the_same_run(quick):
 def test_errors_are_those_of_the_dtype(dtype, bound):
     case = Case("layer", (8, 16, 4, 4), (3,), dtype, mode="cpu")
     assert all(0 < error < bound for error in bench_errors.errors(case, Variant("reference", 3), "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "series"), [("layer", "relu"), ("inference", "relu"), ("inference", "steady"), ("inference", "distilled")]
+)
+def test_what_is_special_about_a_layer_is_measured(benchmark, series):
+    case = Case(benchmark, (8, 16, 4, 4), (3,), mode="cpu", series=series)
+    beside, norm = (steps.make_norm(case, variant, torch.device("cpu")) for variant in (BASE, Variant("reference", 3)))
+    (x, *_) = steps.make_inputs(case, "cpu")
+    norm, beside = steps.after_training(case, norm, x), steps.after_training(case, beside, x)
+    assert not norm.training
+    assert norm.history == (1 if series == "distilled" else steps.HISTORY)
+    assert norm.inference == ("steady" if series == "steady" else "ensemble")
+    if series == "relu":
+        assert [type(module) for module in beside] == [torch.nn.BatchNorm2d, torch.nn.ReLU]
+        assert norm(x).min() >= 0
+    for variant in (BASE, Variant("reference", 3)):
+        steps.make_step(case, variant, steps.make_inputs(case, "cpu"))()
+        found, of_gradient = bench_errors.errors(case, variant, "cpu")
+        assert 0 < found < 1e-6
+        assert (of_gradient is None) == (benchmark == "inference")
 
 
 def test_the_table_is_shown_at_the_end_and_again_from_the_file(quick):
@@ -193,6 +215,10 @@ def test_bytes_are_what_a_hand_count_gives():
     # The responsibilities, in fp32: written, read to normalize, read twice in the backward pass.
     assert traffic.bytes_moved(layer, Variant("triton", 3)) == 8 * tensor + 4 * points * 3 * 4
     assert traffic.bytes_moved(Case("inference", (2, 3, 4, 5)), Variant("triton", 3)) == 2 * 120 * 4
+    # A ReLU behind batch norm reads and writes once more; in its backward pass it reads two and writes one.
+    behind = Case("layer", (2, 3, 4, 5), dtype="bf16", series="relu")
+    assert traffic.bytes_moved(behind, Variant("batch_norm")) == (8 + 5) * tensor
+    assert traffic.bytes_moved(behind, Variant("triton", 3)) == 8 * tensor + 4 * points * 3 * 4
     # Three seeds, one Lloyd and one EM iteration.
     assert traffic.bytes_moved(Case("fit", (10, 6)), Variant("triton", 3)) == 5 * 60 * 4
     assert traffic.bytes_moved(Case("cost", (64, 196, 8, 8), depth=19), Variant("batch_norm")) is None
@@ -228,6 +254,9 @@ def test_goals_of_single_rows():
     assert goals.goal(row_of("layer", "256x128x8x8"), []) == 2.0
     assert goals.goal(row_of("layer", "256x128x8x8", mode="eager"), []) == 3.0
     assert goals.goal(row_of("inference", "256x256x56x56"), []) == 2.0
+    assert goals.goal(row_of("inference", "256x128x8x8", series="steady"), []) == 2.5
+    assert goals.goal(row_of("inference", "256x128x8x8", series="distilled"), []) == 1.2
+    assert goals.goal(row_of("layer", "256x128x8x8", series="relu"), []) is None
     assert 1 / goals.goal(row_of("cost", "densenet40-b64", num_components=5), []) == pytest.approx(0.98)
     assert goals.goal(row_of("layer", "256x128x8x8", num_components=5), []) is None
     assert goals.goal(row_of("layer", "256x128x8x8", layout="contiguous"), []) is None
@@ -241,6 +270,7 @@ def test_growth_with_the_components():
     rows = [row_of("layer", "256x256x56x56", num_components=k, time_ms=t) for k, t in ((2, 2.0), (3, 2.1), (5, 2.5))]
     (check,) = goals.checks(rows)
     assert check.measured == pytest.approx(0.25)
+    assert check.goal == 0.15
     assert check.met is False
 
 
