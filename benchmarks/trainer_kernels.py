@@ -19,7 +19,7 @@ from unittest import mock
 import gan
 import torch
 
-from mixnorm_lab.config.run_config import Optimizer
+from mixnorm_lab.config.parts.optimizer import Optimizer
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.dataset import DataSet, Images
 from mixnorm_lab.generators.streams import Beside

@@ -6,7 +6,8 @@ from run_helpers import Interrupt, build, config, lines, run
 
 from mixnorm_lab import norms
 from mixnorm_lab.config import norm_names
-from mixnorm_lab.config.run_config import Mixture, Optimizer, Schedule
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
 from mixnorm_lab.storage import checkpoint
 from mixnorm_lab.training.not_finite import NotFinite
 

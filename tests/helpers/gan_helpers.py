@@ -2,7 +2,10 @@
 
 import torch
 
-from mixnorm_lab.config.run_config import Gan, Mixture, Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.gan import Gan
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data import DataSet, Images
 from mixnorm_lab.generators import build
 from mixnorm_lab.generators.features import Features

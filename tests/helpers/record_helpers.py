@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.storage.records import Record
 
 ENVIRONMENT = {"mixnorm": "0.1.0", "torch": "2.8.0", "python": "3.12.1", "device": "cpu", "gpu": None, "commit": "abc1234"}

@@ -10,7 +10,9 @@ from torch import nn
 
 import mixnorm
 from mixnorm_lab import data
-from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.storage import records
 from mixnorm_lab.training.classifier import ClassifierLoop

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mixnorm_lab.config.run_config import ALL_LAYERS, RECOMMENDED_LAYERS, Mixture, RunConfig
+from mixnorm_lab.config.parts.mixture import ALL_LAYERS, RECOMMENDED_LAYERS, Mixture
+from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.own.sources import changed
 from mixnorm_lab.storage import records
 from mixnorm_lab.storage.folders import recorded

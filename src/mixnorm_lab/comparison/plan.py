@@ -15,9 +15,10 @@ from mixnorm_lab.comparison import earlier
 from mixnorm_lab.config import presets
 from mixnorm_lab.config.losses import CROSS_ENTROPY, SQUARED, loss_name, metric_names
 from mixnorm_lab.config.metrics import ACCURACY
+from mixnorm_lab.config.parts.mixture import ALL_LAYERS
 from mixnorm_lab.config.rates import with_optimizer
 from mixnorm_lab.config.recipes import with_recipe
-from mixnorm_lab.config.run_config import ALL_LAYERS, RunConfig, is_own
+from mixnorm_lab.config.run_config import RunConfig, is_own
 from mixnorm_lab.data import NAMES, cifar
 from mixnorm_lab.data.disk import recognize
 from mixnorm_lab.models import libraries

@@ -13,7 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mixnorm_lab.config.mixture_forms import FOLLOWING, FORMS, RECOMMENDED
-from mixnorm_lab.config.run_config import Gan, Mixture, Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.gan import Gan
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 
 # Iterations a second of the network (Titan X, batch norm without a native kernel): by (batch, channels), then K; 1 is BN.
 COST = {

@@ -15,17 +15,10 @@ from pathlib import Path
 from mixnorm_lab import data, models
 from mixnorm_lab.config import catalog
 from mixnorm_lab.config.norm_names import BATCH, MIXTURE
+from mixnorm_lab.config.parts.mixture import ALL_LAYERS, RECOMMENDED_LAYERS, Mixture, assignment
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
 from mixnorm_lab.config.recipes import with_recipe
-from mixnorm_lab.config.run_config import (
-    ALL_LAYERS,
-    RECOMMENDED_LAYERS,
-    Mixture,
-    Optimizer,
-    RunConfig,
-    Schedule,
-    assignment,
-    is_own,
-)
+from mixnorm_lab.config.run_config import RunConfig, is_own
 from mixnorm_lab.data import DataSet
 from mixnorm_lab.data.disk import recognize
 

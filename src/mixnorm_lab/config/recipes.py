@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
-from mixnorm_lab.config.run_config import Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,279 +15,14 @@ from mixnorm_lab.config import fields, norm_names
 from mixnorm_lab.config.fields import Option, setting
 from mixnorm_lab.config.losses import CROSS_ENTROPY, LOSSES
 from mixnorm_lab.config.metrics import ACCURACY, metric_of
+from mixnorm_lab.config.parts.checks import check, one_of
+from mixnorm_lab.config.parts.gan import Gan
+from mixnorm_lab.config.parts.mixture import ALL_LAYERS, Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
 
-OPTIMIZERS = ("rmsprop", "nesterov", "adam", "sgd", "adamw")
-PER_STEP = ("one-cycle", "cosine")  # schedules whose rate changes with every step
-SCHEDULES = ("exponential", "step", "constant", *PER_STEP)
-DECAYED = ("all", "weights")
 PRECISIONS = ("fp32", "bf16")
-# What the distance of each kind of features is called. FID is the name for those of the 2015 Inception alone.
-FEATURES = {"cifar-features": "CIFAR-feature Fréchet distance", "inception-2015": "FID"}
-BETAS = (0.9, 0.999)
-ALL_LAYERS = ("*",)
-RECOMMENDED_LAYERS = ("recommended",)  # those that mixnorm.convert takes by itself
 # What stands before the colon in names that are no functions of the user's: models of other packages, and data on disk.
 RESERVED = ("timm", "torchvision", "transformers", "images", "dataset", "table")
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """An optimizer and its constants.
-
-    Args:
-        name: "rmsprop" (without momentum, as the paper's framework has it), "nesterov", "adam", "sgd" (with momentum, but
-            not Nesterov's) or "adamw" (whose weight decay is not part of the gradient).
-        smoothing: RMSprop's α, which the paper calls its momentum.
-        momentum: Nesterov's and that of "sgd".
-        betas: Adam's.
-        decayed: what the weight decay is of: "all", or "weights", which leaves norms and biases out.
-    """
-
-    name: str = field(
-        metadata=setting(
-            Option("--optimizer", "rmsprop, nesterov, adam, sgd or adamw.", choices=OPTIMIZERS),
-            label="optimizer",
-            text=lambda optimizer: optimizer.name + optimizer.constants,
-        )
-    )
-    lr: float = field(
-        metadata=setting(
-            Option("--lr", "The initial learning rate, or the largest one of one-cycle and cosine."), label="learning rate"
-        )
-    )
-    weight_decay: float = field(
-        default=0.0,
-        metadata=setting(
-            Option("--weight-decay"),
-            label="weight decay",
-            text=lambda o: f"{o.weight_decay:g}" + (", without norms and biases" if o.decayed == "weights" else ""),
-        ),
-    )
-    smoothing: float = 0.9
-    momentum: float = field(
-        default=0.9,
-        metadata=setting(Option("--momentum", "That of nesterov and sgd; 0 is plain SGD.", minimum=0, maximum=0.9999)),
-    )
-    betas: tuple[float, float] = field(default=BETAS, metadata=setting(later=True))
-    decayed: str = field(
-        default="all",
-        metadata=setting(
-            Option("--decayed", "all, or weights: the weight decay leaves norms and biases out.", choices=DECAYED),
-            later=True,
-        ),
-    )
-
-    def __post_init__(self) -> None:
-        _one_of("optimizer", self.name, OPTIMIZERS)
-        _one_of("choice of decayed parameters", self.decayed, DECAYED)
-        object.__setattr__(self, "betas", tuple(self.betas))
-        _check(math.isfinite(self.lr) and self.lr > 0, "the learning rate", self.lr, "a number above 0")
-        _check(
-            math.isfinite(self.weight_decay) and self.weight_decay >= 0, "the weight decay", self.weight_decay, "0 or more"
-        )
-        _check(0 <= self.smoothing < 1, "RMSprop's smoothing", self.smoothing, "from 0 up to but not 1")
-        _check(0 <= self.momentum < 1, "the momentum", self.momentum, "from 0 up to but not 1")
-        inside = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        _check(inside, "Adam's betas", self.betas, "two numbers from 0 up to but not 1")
-
-    @property
-    def constants(self) -> str:
-        """The constants that only this optimizer has, as a report adds them to its name."""
-        return {
-            "rmsprop": f", smoothing {self.smoothing:g}",
-            "nesterov": f", momentum {self.momentum:g}",
-            "adam": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
-            "sgd": f", momentum {self.momentum:g}",
-            "adamw": f", β₁ {self.betas[0]:g}, β₂ {self.betas[1]:g}",
-        }[self.name]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How the learning rate changes over the training.
-
-    Args:
-        name: "exponential": times ``factor`` after every ``every`` epochs; "step": times ``factor`` at each of the shares
-            of the training in ``at`` (0.5 is half of the epochs); "constant"; and, changing with every step, "one-cycle":
-            linearly up from 0 and linearly down to 0; "cosine": down to 0 as half a period of a cosine.
-        warmup: the share of the steps in which the rate rises from 0. None is 0.3 for "one-cycle" and 0 for "cosine".
-    """
-
-    name: str = field(
-        metadata=setting(
-            Option("--schedule", "one-cycle, cosine or constant.", choices=(*PER_STEP, "constant")),
-            label="schedule",
-            text=lambda schedule: schedule.text,
-        )
-    )
-    factor: float = 0.93
-    every: int = 2
-    at: tuple[float, ...] = ()
-    warmup: float | None = field(
-        default=None,
-        metadata=setting(
-            Option(
-                "--warmup",
-                "The share of the steps in which a one-cycle or cosine schedule rises from 0.",
-                minimum=0,
-                maximum=0.99,
-            ),
-            later=True,
-        ),
-    )
-
-    def __post_init__(self) -> None:
-        _one_of("schedule", self.name, SCHEDULES)
-        object.__setattr__(self, "at", tuple(self.at))
-        _check(math.isfinite(self.factor) and self.factor > 0, "the schedule's factor", self.factor, "a number above 0")
-        _check(self.every >= 1, "the schedule's every", self.every, "at least 1 epoch")
-        _check(all(0 <= share <= 1 for share in self.at), "the schedule's at", self.at, "shares of the training from 0 to 1")
-        _check(self.warmup is None or 0 <= self.warmup < 1, "the schedule's warmup", self.warmup, "from 0 up to but not 1")
-
-    @property
-    def rise(self) -> float:
-        """The share of the steps in which the rate rises."""
-        return self.warmup if self.warmup is not None else 0.3 if self.name == "one-cycle" else 0.0
-
-    @property
-    def text(self) -> str:
-        """How the learning rate changes, in the words of a report."""
-        up = f"up in {100 * self.rise:g}% of the steps, " if self.rise else ""
-        return {
-            "constant": "constant",
-            "exponential": f"× {self.factor:g} every {f'{self.every} epochs' if self.every > 1 else 'epoch'}",
-            "step": f"× {self.factor:g} at {', '.join(f'{100 * share:g}%' for share in self.at)} of the training",
-            "one-cycle": f"one cycle: {up}then linearly down to 0",
-            "cosine": f"cosine: {up}then down to 0",
-        }[self.name]
-
-    def rate(self, lr: float, epoch: int, epochs: int) -> float:
-        """The learning rate of an epoch, which counts from 0, of a training of ``epochs``; where it changes with every step,
-        that in the middle of the epoch."""
-        if self.name in PER_STEP:
-            return lr * self._share((epoch + 0.5) / epochs)
-        if self.name == "exponential":
-            return lr * self.factor ** (epoch // self.every)
-        if self.name == "step":
-            passed = sum(epoch >= share * epochs - 1e-9 for share in self.at)  # 0.7 · 10 is a little more than 7
-            return lr * self.factor**passed
-        return lr
-
-    def rates(self, lr: float, epoch: int, epochs: int, steps: int) -> list[float]:
-        """The learning rate of each of the ``steps`` of an epoch, which counts from 0. That of a step is the one in its
-        middle, so that none is 0."""
-        if self.name not in PER_STEP:
-            return [self.rate(lr, epoch, epochs)] * steps
-        return [lr * self._share((epoch * steps + step + 0.5) / (epochs * steps)) for step in range(steps)]
-
-    def _share(self, done: float) -> float:
-        """The part of the largest rate where a share of the training is done, from 0 to 1."""
-        if done < self.rise:
-            return done / self.rise
-        left = (1 - done) / (1 - self.rise)
-        return left if self.name == "one-cycle" else (1 - math.cos(math.pi * left)) / 2
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """The choice of batch norms that become mixture norms, and the options of these.
-
-    Args:
-        layers: the paper's layer names ("conv3", "inc2/0") for the models of the paper, and names or globs of modules as
-            :func:`mixnorm.convert` takes them ("conv3.norm", "features.*"). When the model is built, a name that
-            ``models.last_norms`` knows for that model becomes module names; any other goes to ``convert`` as it is.
-            "recommended" alone is all but those that ``convert`` leaves out by itself.
-        options: of :class:`mixnorm.MixtureNorm2d`: num_components, em_iters, activation, ...; with "@" and layers behind its
-            name, with "+" between several, an option is for these alone. "form" is that of ``convert``, "paper" by default.
-    """
-
-    layers: tuple[str, ...] = field(
-        metadata=setting(
-            Option(
-                "--layers",
-                "The batch norms to replace: the paper's layer names, globs of modules, or recommended; with commas.",
-                kind=str,
-                read=lambda text: tuple(layer.strip() for layer in text.split(",")),
-            ),
-            label="layers",
-            text=lambda mixture: ", ".join(mixture.layers),
-        )
-    )
-    options: dict[str, Any] = field(
-        default_factory=dict,
-        metadata=setting(
-            Option(
-                "--components -k",
-                "K, the number of components of a mixture.",
-                minimum=1,
-                kind=int,
-                key="num_components",
-                generators=True,
-            ),
-            Option(
-                "--em-iters",
-                "EM iterations, the paper's EM iter.",
-                minimum=0,
-                kind=int,
-                key="em_iters",
-                generators=True,
-            ),
-            Option(
-                "--option -o",
-                "Any other option of MixtureNorm2d, such as inference=mixture.",
-                kind=list[str],
-                read=lambda texts: dict(map(assignment, texts)),
-            ),
-        ),
-    )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))
-        object.__setattr__(self, "options", dict(self.options))
-
-    @property
-    def for_convert(self) -> dict[str, Any]:
-        """The options as :func:`mixnorm.convert` takes them."""
-        return {"form": "paper", **self.options}
-
-
-@dataclass(frozen=True)
-class Gan:
-    """The settings of a generator and its discriminator, which a run trains in place of a classifier.
-
-    Args:
-        updates: of each network in an epoch, which is what a line of the record stands for.
-        evaluate_every: epochs between two measurements of the distance; the last epoch always has one.
-        samples: images that the generator makes for one. The other side is all training images.
-        features: "cifar-features", of a classifier that this package trained, or "inception-2015", whose distance is FID.
-        latent: the dimensions of the noise.
-        channels: of the smallest map in both networks.
-    """
-
-    updates: int = field(default=1000, metadata=setting(label="updates an epoch", text=lambda gan: f"{gan.updates:,}"))
-    evaluate_every: int = field(
-        default=10,
-        metadata=setting(
-            label="measured",
-            text=lambda gan: f"every {gan.evaluate_every} epochs, of {gan.samples:,} samples",
-            row_before="latent",
-        ),
-    )
-    samples: int = 50_000
-    features: str = field(
-        default="cifar-features", metadata=setting(label="distance", text=lambda gan: FEATURES[gan.features])
-    )
-    latent: int = field(
-        default=128,
-        metadata=setting(label="networks", text=lambda gan: f"{gan.latent} dimensions of noise, {gan.channels} channels"),
-    )
-    channels: int = 512
-
-    def __post_init__(self) -> None:
-        _one_of("feature network", self.features, tuple(FEATURES))
-        for name in ("updates", "evaluate_every", "samples", "latent"):
-            _check(getattr(self, name) >= 1, f"the GAN's {name}", getattr(self, name), "at least 1")
-        _check(self.channels >= 8 and self.channels % 8 == 0, "the GAN's channels", self.channels, "a multiple of 8")
 
 
 @dataclass(frozen=True)
@@ -522,29 +256,29 @@ class RunConfig:
             if self.mixture is not None or self.gan is not None:
                 other = "mixture norms" if self.gan is None else "a generator"
                 raise ValueError(f"{self.name} has {other}, where {self.norm} has no place: leave one of the two out")
-        _check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
-        _check(self.batch_size >= 1, "the batch size", self.batch_size, "at least 1")
-        _check(self.seed >= 0, "the seed", self.seed, "0 or more")
-        _check(self.recalibrate >= 0, "the number of batches to recalibrate with", self.recalibrate, "0 or more")
-        _check(0 <= self.validation < 1, "the share of validation images", self.validation, "from 0 up to but not 1")
+        check(self.epochs >= 1, "the number of epochs", self.epochs, "at least 1")
+        check(self.batch_size >= 1, "the batch size", self.batch_size, "at least 1")
+        check(self.seed >= 0, "the seed", self.seed, "0 or more")
+        check(self.recalibrate >= 0, "the number of batches to recalibrate with", self.recalibrate, "0 or more")
+        check(0 <= self.validation < 1, "the share of validation images", self.validation, "from 0 up to but not 1")
         metric_of(self.metric)
         on_disk = self.data.partition(":")[0] in RESERVED
         if not on_disk and (self.image_size is not None or self.target is not None):
             what = "--target" if self.image_size is None else "--image-size"
             raise ValueError(f"{what} is for data on disk, a folder or a table: leave it out with {self.data}")
         if ":" not in self.loss:
-            _one_of("loss", self.loss, LOSSES)
+            one_of("loss", self.loss, LOSSES)
         if self.label_smoothing and (self.loss != CROSS_ENTROPY or self.step):
             raise ValueError(f"the {self.step or self.loss} spreads no labels: leave --label-smoothing out")
         if self.compile and self.step:
             raise ValueError(f"{self.step} calls the model itself: compile it there, and leave --compile out")
         whole = self.subset < 1 or self.subset == int(self.subset)
-        _check(self.subset >= 0 and whole, "the subset", self.subset, "a whole number of samples, or a share below 1")
-        _one_of("precision", self.precision, PRECISIONS)
+        check(self.subset >= 0 and whole, "the subset", self.subset, "a whole number of samples, or a share below 1")
+        one_of("precision", self.precision, PRECISIONS)
         momentum = self.norm_momentum
-        _check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
-        _check(0 <= self.average < 1, "the decay of the averaged weights", self.average, "from 0 up to but not 1")
-        _check(0 <= self.label_smoothing < 1, "the label smoothing", self.label_smoothing, "from 0 up to but not 1")
+        check(momentum is None or 0 < momentum <= 1, "the momentum of the norms", momentum, "above 0 and at most 1")
+        check(0 <= self.average < 1, "the decay of the averaged weights", self.average, "from 0 up to but not 1")
+        check(0 <= self.label_smoothing < 1, "the label smoothing", self.label_smoothing, "from 0 up to but not 1")
         if self.label_smoothing and self.gan is not None:
             raise ValueError(f"{self.name} trains a generator, which has no labels: leave --label-smoothing out")
         if self.train_eval and (self.gan is not None or is_own(self.data)):
@@ -627,27 +361,3 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return "none" if value is None or value == {} else json.dumps(value).strip('"')
-
-
-def assignment(text: str, where: str = "--option") -> tuple[str, Any]:
-    """ "inference=mixture" as a name and a value; ``where`` it stands is for the sentence about one that is neither."""
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise ValueError(f"{where} {text} says no value: write it as name=value, such as inference=mixture")
-    words: dict[str, Any] = {"none": None, "true": True, "false": False}
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, words.get(value.lower(), value)
-
-
-def _one_of(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"there is no {what} {value!r}: choose one of {', '.join(allowed)}")
-
-
-def _check(holds: bool, what: str, value: Any, allowed: str) -> None:
-    if not holds:
-        raise ValueError(f"{what} is {value}, but must be {allowed}")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mixnorm_lab.config.catalog import FEATURE_CLASSIFIER
-from mixnorm_lab.config.run_config import FEATURES
+from mixnorm_lab.config.parts.gan import FEATURES
 from mixnorm_lab.data.dataset import DataSet, channel_statistics, validation_split
 from mixnorm_lab.data.download import cache_folder
 from mixnorm_lab.generators.frechet import Accumulator, Statistics

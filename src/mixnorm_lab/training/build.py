@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
 from mixnorm_lab.config.losses import CROSS_ENTROPY
-from mixnorm_lab.config.run_config import RECOMMENDED_LAYERS, Mixture, RunConfig, is_own
+from mixnorm_lab.config.parts.mixture import RECOMMENDED_LAYERS, Mixture
+from mixnorm_lab.config.run_config import RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident, split_loaders
 from mixnorm_lab.data.disk.rows import RowSource
 from mixnorm_lab.data.download import DownloadProgress

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
-from mixnorm_lab.config.run_config import PER_STEP, RunConfig
+from mixnorm_lab.config.parts.optimizer import PER_STEP
+from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data.sources import Source, seed_everything
 from mixnorm_lab.storage.busy import Watch
 from mixnorm_lab.storage.snapshots import snapshot_epochs

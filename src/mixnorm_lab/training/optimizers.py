@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mixnorm_lab.config.run_config import Optimizer
+from mixnorm_lab.config.parts.optimizer import Optimizer
 
 RMSPROP_EPS = 1e-8  # the default of the paper's framework, added to the root, as here
 

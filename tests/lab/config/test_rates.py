@@ -3,9 +3,9 @@
 import pytest
 
 from mixnorm_lab.config import presets
+from mixnorm_lab.config.parts.optimizer import OPTIMIZERS
 from mixnorm_lab.config.rates import RATES, WEIGHT_DECAYS, with_optimizer
 from mixnorm_lab.config.recipes import RECIPES, with_recipe
-from mixnorm_lab.config.run_config import OPTIMIZERS
 
 
 def asked(preset, **given):

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.run_config import Gan, Mixture, Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.gan import Gan
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 
 
 def config(**changes):

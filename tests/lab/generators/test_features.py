@@ -14,7 +14,9 @@ from run_helpers import run
 from mixnorm_lab import models
 from mixnorm_lab.cli.generators import with_features
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.run_config import Mixture, Optimizer, RunConfig, Schedule
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
+from mixnorm_lab.config.run_config import RunConfig
 from mixnorm_lab.data import Resident
 from mixnorm_lab.generators import features
 from mixnorm_lab.generators.frechet import distance

@@ -11,7 +11,7 @@ from run_helpers import build, config, run, same, weights
 from torch import nn
 
 import mixnorm
-from mixnorm_lab.config.run_config import Mixture
+from mixnorm_lab.config.parts.mixture import Mixture
 from mixnorm_lab.inspect import norm_inputs
 from mixnorm_lab.inspect.densities import weighted_densities
 from mixnorm_lab.inspect.norm_inputs import density, find_norm, layer_densities, layer_input

@@ -13,8 +13,8 @@ import pytest
 import torch
 from cli_helpers import measured
 
+from mixnorm_lab.config.parts.mixture import Mixture
 from mixnorm_lab.config.presets import DIGITS, OWN, pair, with_norm
-from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.launch import local_processes
 from mixnorm_lab.launch.display import RunDisplay
 from mixnorm_lab.launch.one_run import Forwarded

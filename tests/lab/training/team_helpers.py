@@ -11,7 +11,8 @@ from rank_processes import LIMIT, start_ranks
 from run_helpers import DIGITS, MIXTURE, Interrupt, build, config, weights
 from run_helpers import run as train_model
 
-from mixnorm_lab.config.run_config import Mixture, Optimizer
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer
 from mixnorm_lab.data import Images, Resident
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team

@@ -11,8 +11,8 @@ from torch import nn
 from mixnorm import MixtureNorm2d
 from mixnorm_lab import models
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.parts.mixture import Mixture
 from mixnorm_lab.config.presets import DIGITS, OWN, defaults, of_norm, with_norm
-from mixnorm_lab.config.run_config import Mixture
 from mixnorm_lab.data import Resident
 from mixnorm_lab.data.sources import Loaders
 from mixnorm_lab.norms import GhostBatchNorm

@@ -13,7 +13,7 @@ import torch
 from run_helpers import Interrupt, build, config, lines, numbers, run, same, weights
 from torch import nn
 
-from mixnorm_lab.config import run_config
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
 from mixnorm_lab.storage import checkpoint, records
 from mixnorm_lab.storage.lock import locked, wait_until_free
 from mixnorm_lab.training.progress import Silent
@@ -46,8 +46,8 @@ def test_an_interrupted_run_resumes_to_the_same_bit(moment, tmp_path, uninterrup
 @pytest.mark.parametrize("optimizer", ["nesterov", "adamw"])
 def test_a_schedule_by_steps_resumes_to_the_same_bit(optimizer, tmp_path):
     """The rates of the steps are those of a training without the interruption."""
-    settings = {"label_smoothing": 0.1, "schedule": run_config.Schedule("one-cycle")}
-    settings["optimizer"] = run_config.Optimizer(optimizer, 0.02, 5e-4, decayed="weights")
+    settings = {"label_smoothing": 0.1, "schedule": Schedule("one-cycle")}
+    settings["optimizer"] = Optimizer(optimizer, 0.02, 5e-4, decayed="weights")
     whole, model = run(config(**settings), tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(config(**settings), tmp_path / "cut", progress=Interrupt(7))
@@ -128,7 +128,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"another configuration \(.*optimizer.lr: 0.005, not 0.1.*\): choose another folder"
     ):
-        run(config(optimizer=run_config.Optimizer("rmsprop", 0.1, 2e-5)), tmp_path)
+        run(config(optimizer=Optimizer("rmsprop", 0.1, 2e-5)), tmp_path)
     assert (tmp_path / records.NAME).read_bytes() == content
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mixnorm import MixtureNorm2d
-from mixnorm_lab.config import run_config
+from mixnorm_lab.config.parts.optimizer import OPTIMIZERS, Optimizer
 from mixnorm_lab.training.optimizers import align_gradients, build_optimizer, follow_rates, set_rate
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def test_rmsprop_is_the_rule_of_the_papers_framework():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
     parameter = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build_optimizer([parameter], run_config.Optimizer("rmsprop", 0.01, 0.1, smoothing=0.8), CPU)
+    optimizer = build_optimizer([parameter], Optimizer("rmsprop", 0.01, 0.1, smoothing=0.8), CPU)
     p, ms = start.copy(), np.zeros(7)
     for g in gradients:
         g = g + 0.1 * p
@@ -39,7 +39,7 @@ def test_nesterov_looks_ahead():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
     parameter = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build_optimizer([parameter], run_config.Optimizer("nesterov", 0.01, 0.1, momentum=0.8), CPU)
+    optimizer = build_optimizer([parameter], Optimizer("nesterov", 0.01, 0.1, momentum=0.8), CPU)
     p, v = start.copy(), np.zeros(7)
     for g in gradients:
         g = g + 0.1 * p
@@ -53,7 +53,7 @@ def test_sgd_has_momentum_and_does_not_look_ahead():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
     parameter = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build_optimizer([parameter], run_config.Optimizer("sgd", 0.01, 0.1, momentum=0.8), CPU)
+    optimizer = build_optimizer([parameter], Optimizer("sgd", 0.01, 0.1, momentum=0.8), CPU)
     p, v = start.copy(), np.zeros(7)
     for g in gradients:
         v = 0.8 * v + g + 0.1 * p
@@ -66,7 +66,7 @@ def test_adamw_decays_beside_the_gradient():
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=7), rng.normal(size=(20, 7))
     parameter = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = build_optimizer([parameter], run_config.Optimizer("adamw", 0.01, 0.1, betas=(0.8, 0.9)), CPU)
+    optimizer = build_optimizer([parameter], Optimizer("adamw", 0.01, 0.1, betas=(0.8, 0.9)), CPU)
     p, m, v = start.copy(), np.zeros(7), np.zeros(7)
     for t, g in enumerate(gradients, start=1):
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
@@ -74,7 +74,7 @@ def test_adamw_decays_beside_the_gradient():
     np.testing.assert_allclose(train_on_numbers(optimizer, parameter, gradients), p, rtol=1e-12)
 
 
-@pytest.mark.parametrize("name", run_config.OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("decayed", ["all", "weights"])
 def test_the_weight_decay_leaves_norms_and_biases_out_if_asked(name, decayed):
     """Without gradients of their own, parameters move by the weight decay alone."""
@@ -82,14 +82,14 @@ def test_the_weight_decay_leaves_norms_and_biases_out_if_asked(name, decayed):
     for parameter in model.parameters():
         nn.init.ones_(parameter)
         parameter.grad = torch.zeros_like(parameter)
-    build_optimizer(model.parameters(), run_config.Optimizer(name, 0.1, 0.1, decayed=decayed), CPU).step()
+    build_optimizer(model.parameters(), Optimizer(name, 0.1, 0.1, decayed=decayed), CPU).step()
     moved = {name for name, parameter in model.named_parameters() if (parameter < 1).all()}
     assert moved == ({"0.weight", "3.weight"} if decayed == "weights" else {name for name, _ in model.named_parameters()})
 
 
 def test_a_step_takes_the_rate_of_its_number():
     parameter, number = nn.Parameter(torch.zeros(1, dtype=torch.float64)), torch.tensor(0)
-    optimizer = build_optimizer([parameter], run_config.Optimizer("sgd", 1.0, momentum=0.0), CPU)
+    optimizer = build_optimizer([parameter], Optimizer("sgd", 1.0, momentum=0.0), CPU)
     follow_rates(optimizer, torch.tensor([0.5, 0.25, 0.125]), number)
     seen = []
     for _ in range(3):
@@ -102,14 +102,14 @@ def test_a_step_takes_the_rate_of_its_number():
 
 def test_adams_first_step_is_the_learning_rate():
     parameter = nn.Parameter(torch.zeros(3))
-    build = build_optimizer([parameter], run_config.Optimizer("adam", 0.01), CPU)
+    build = build_optimizer([parameter], Optimizer("adam", 0.01), CPU)
     moved = train_on_numbers(build, parameter, np.array([[5.0, -0.1, 2.0]], dtype=np.float32))
     np.testing.assert_allclose(moved, [-0.01, 0.01, -0.01], rtol=1e-5)
 
 
 def test_parameters_that_do_not_train_are_left_out_and_the_rate_can_change():
     frozen, parameter = nn.Parameter(torch.ones(1), requires_grad=False), nn.Parameter(torch.ones(1))
-    optimizer = build_optimizer([frozen, parameter], run_config.Optimizer("nesterov", 0.5, momentum=0.0), CPU)
+    optimizer = build_optimizer([frozen, parameter], Optimizer("nesterov", 0.5, momentum=0.0), CPU)
     set_rate(optimizer, 0.25)
     parameter.grad = torch.ones(1)
     optimizer.step()

@@ -10,7 +10,9 @@ from run_helpers import DIGITS, Interrupt, build, config, lines, numbers, run, s
 from torch import nn
 
 from mixnorm_lab import norms
-from mixnorm_lab.config import norm_names, run_config
+from mixnorm_lab.config import norm_names
+from mixnorm_lab.config.parts.mixture import Mixture
+from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Loaders
 from mixnorm_lab.storage import records
@@ -20,7 +22,7 @@ from mixnorm_lab.training.progress import Silent
 
 
 def test_the_schedule_is_followed(tmp_path):
-    record, _ = run(config(schedule=run_config.Schedule("step", factor=0.1, at=(0.5, 0.75))), tmp_path)
+    record, _ = run(config(schedule=Schedule("step", factor=0.1, at=(0.5, 0.75))), tmp_path)
     assert [row["learning_rate"] for row in record.epochs] == pytest.approx([0.005, 0.005, 0.0005, 0.00005])
 
 
@@ -51,7 +53,7 @@ def test_it_learns_digits_and_records_it(tmp_path):
 
 @pytest.mark.parametrize(("name", "rate"), [("nesterov", 0.1), ("adam", 0.01)])
 def test_the_other_optimizers_learn_too(name, rate, tmp_path):
-    record, _ = run(config(optimizer=run_config.Optimizer(name, rate), mixture=None), tmp_path, source=digits())
+    record, _ = run(config(optimizer=Optimizer(name, rate), mixture=None), tmp_path, source=digits())
     assert record.epochs[-1]["train_loss"] < 0.7 * record.epochs[0]["train_loss"]
 
 
@@ -72,7 +74,7 @@ def test_what_is_recorded_is_what_a_plain_evaluation_gives(tmp_path):
 
 
 def test_recalibration_does_not_disturb_the_training(tmp_path):
-    pooled = run_config.Mixture(("1",), {"num_components": 2, "backend": "reference", "inference": "pooled"})
+    pooled = Mixture(("1",), {"num_components": 2, "backend": "reference", "inference": "pooled"})
     plain, model = run(config(mixture=pooled), tmp_path / "plain")
     both, recalibrated = run(config(mixture=pooled, recalibrate=3), tmp_path / "both")
     assert same(weights(model), weights(recalibrated))
@@ -159,7 +161,7 @@ def test_an_output_that_is_not_a_number_is_an_error_whatever_the_label():
 
 def test_a_learning_rate_that_is_too_large(tmp_path):
     with pytest.raises(NotFinite, match=r"began at step \d+ with .*: use a learning rate smaller than 1e\+30"):
-        run(config(optimizer=run_config.Optimizer("nesterov", 1e30), mixture=None), tmp_path)
+        run(config(optimizer=Optimizer("nesterov", 1e30), mixture=None), tmp_path)
 
 
 # --- a user's own loaders -----------------------------------------------------------------------------------------------
@@ -277,9 +279,9 @@ def test_every_step_of_a_run_has_its_own_rate_and_labels_are_smoothed(tmp_path):
         "epochs": 3,
         "batch_size": 128,
         "label_smoothing": 0.2,
-        "schedule": run_config.Schedule("one-cycle"),
+        "schedule": Schedule("one-cycle"),
     }
-    settings["optimizer"] = run_config.Optimizer("sgd", 0.5, momentum=0.0)
+    settings["optimizer"] = Optimizer("sgd", 0.5, momentum=0.0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     nn.init.zeros_(model[1].weight)
     by_hand = copy.deepcopy(model).double()
@@ -309,7 +311,7 @@ def test_a_run_with_a_norm_of_another_kind_resumes_to_the_same_bit(name, tmp_pat
         plain = build(config(mixture=None))
         return norms.replace_norms(plain, name)
 
-    settings = config(mixture=None, norm=name, recalibrate=2, epochs=2, optimizer=run_config.Optimizer("nesterov", 0.02))
+    settings = config(mixture=None, norm=name, recalibrate=2, epochs=2, optimizer=Optimizer("nesterov", 0.02))
     whole, model = run(settings, tmp_path / "whole", model=start())
     with pytest.raises(KeyboardInterrupt):
         run(settings, tmp_path / "cut", model=start(), progress=Interrupt(6))

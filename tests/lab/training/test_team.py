@@ -9,7 +9,7 @@ from data_helpers import random_dataset
 from run_helpers import config, lines, same
 from team_helpers import CASES, FINISHED, INTERRUPTED, NOT_FINITE
 
-from mixnorm_lab.config.run_config import Gan
+from mixnorm_lab.config.parts.gan import Gan
 from mixnorm_lab.data import Resident
 from mixnorm_lab.launch import torchrun
 from mixnorm_lab.storage import records

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mixnorm_lab.config import catalog
-from mixnorm_lab.config.run_config import FEATURES
+from mixnorm_lab.config.parts.gan import FEATURES
 from mixnorm_lab.reports.model.groups import Family, Group
 from mixnorm_lab.storage.folders import samples_picture
 from mixnorm_lab.storage.records import Record, kept_path

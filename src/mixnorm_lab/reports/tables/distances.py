@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mixnorm_lab.config.run_config import FEATURES
+from mixnorm_lab.config.parts.gan import FEATURES
 from mixnorm_lab.reports.model.comparison import verdict
 from mixnorm_lab.reports.model.generators import (
     DISTANCE,

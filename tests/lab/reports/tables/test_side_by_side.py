@@ -4,7 +4,7 @@ import pytest
 from record_helpers import MIXTURE, config, record
 from scipy import stats
 
-from mixnorm_lab.config.run_config import Mixture
+from mixnorm_lab.config.parts.mixture import Mixture
 from mixnorm_lab.reports import Outcome, write
 
 LAST = {  # the last epoch's error of three seeds, after one of 0.3
