@@ -19,9 +19,15 @@ LIBRARY = [
     "ops.kernels",
     "ops.choose",
     "ops.autograd",
-    "ops.numba_loops",
-    "ops.compiling",
-    "ops.numba_kernels",
+    "ops.numba.telling",
+    "ops.numba.threads",
+    "ops.numba.points",
+    "ops.numba.em",
+    "ops.numba.fit",
+    "ops.numba.transform",
+    "ops.numba.gradient",
+    "ops.numba.evaluation",
+    "ops.numba",
     "ops.triton.launch",
     "ops.triton.tiles",
     "ops.triton.components",
@@ -58,8 +64,8 @@ LIBRARY = [
     "integrations.lightning",
 ]
 # The choice loads what it chooses when it is asked, and so do the operators what they call.
-UPWARD = {("ops.choose", name) for name in ("ops.numba_kernels", "ops.triton", "ops.library")}
-CHOSEN = {"ops.numba_kernels", "ops.triton", "ops.library"}
+UPWARD = {("ops.choose", name) for name in ("ops.numba", "ops.triton", "ops.library")}
+CHOSEN = {"ops.numba", "ops.triton", "ops.library"}
 
 # The laboratory: a room, and the rooms before it that it uses. Inside a room modules import each other without a circle.
 ROOMS = {
@@ -230,7 +236,7 @@ def test_models_stand_on_torch_alone(module):
 @pytest.mark.parametrize(
     ("package", "where"),
     [
-        ("numba", {"mixnorm.ops.compiling", "mixnorm.ops.numba_kernels", "mixnorm.ops.numba_loops"}),
+        ("numba", {module for module in PATHS if module.startswith("mixnorm.ops.numba")}),
         (
             "triton",
             {module for module in PATHS if module.startswith("mixnorm.ops.triton")}

@@ -19,7 +19,7 @@ from torch import nn
 import mixnorm
 from mixnorm.ops import fit
 from mixnorm.ops.kernels import Kernels
-from mixnorm.ops.numba_kernels import NumbaKernels
+from mixnorm.ops.numba import NumbaKernels
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "v0_1"
 BACKENDS = ("reference", "auto")

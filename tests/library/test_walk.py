@@ -52,6 +52,6 @@ def test_from_a_layer_to_its_kernels(training, choices):
     assert len(choices) == 1
     names = [name for name, _ in calls]
     assert len(names) <= MOST_CALLS, names
-    kernels = [depth - 1 for name, depth in calls if name == "numba_kernels._arrays"]
+    kernels = [depth - 1 for name, depth in calls if name == "__init__._arrays"]
     assert kernels, "the compiled loops were not used"
     assert max(kernels) <= MOST_FRAMES, calls

@@ -68,7 +68,7 @@ def _numba() -> Kernels:
     """The compiled loops; the reference where numba is there and cannot be used."""
     global _loops
     try:
-        from mixnorm.ops.numba_kernels import NUMBA
+        from mixnorm.ops.numba import NUMBA
 
         _loops = NUMBA
     except Exception as error:  # whatever an installation breaks on: training goes on, more slowly

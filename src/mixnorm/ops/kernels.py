@@ -1,6 +1,6 @@
 """The kernel interface: what a mixture norm computes, as methods of one object that a forward pass chooses once.
 
-:class:`Kernels` is all of it in plain PyTorch. The faster implementations, ``numba_kernels`` and ``triton``, override what
+:class:`Kernels` is all of it in plain PyTorch. The faster implementations, ``numba`` and ``triton``, override what
 they do faster.
 
 Shapes: ``points`` is (B, outer, inner, D). The m = outer · inner points of each of the B mixtures are spread over two axes,

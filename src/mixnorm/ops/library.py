@@ -75,7 +75,7 @@ def _form(numbers: Sequence[float]) -> Form:
 def _kernels(name: str) -> Kernels:
     """The kernels of that name, which were there when the model was traced."""
     if name.startswith("numba"):
-        from mixnorm.ops.numba_kernels import NUMBA, NUMBA_FIT
+        from mixnorm.ops.numba import NUMBA, NUMBA_FIT
 
         found: Kernels = NUMBA_FIT if name == NUMBA_FIT.name else NUMBA
         return REFERENCE if found.obstacle(torch.empty(0), 1) else found  # after a fork

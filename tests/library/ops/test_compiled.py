@@ -200,7 +200,7 @@ def test_the_threads_of_the_loops_do_not_become_those_of_torch():
     """Both may use OpenMP, which has one number of threads for all."""
     code = (
         "import numba, torch; torch.set_num_threads(1); assert torch.get_num_threads() == 1;"
-        "from mixnorm.ops import numba_kernels; numba.get_num_threads(); print(torch.get_num_threads())"
+        "import mixnorm.ops.numba; numba.get_num_threads(); print(torch.get_num_threads())"
     )
     environment = os.environ | {"NUMBA_NUM_THREADS": "2"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -14,20 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixnorm.ops import fit, numba_loops, reference
+from mixnorm.ops import reference
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
-from mixnorm.ops.compiling import tell_of
+from mixnorm.ops.fit import Options
 from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters
+from mixnorm.ops.numba import em, evaluation, fit, gradient, transform
+from mixnorm.ops.numba.points import Points
+from mixnorm.ops.numba.telling import tell_of
 
 _ACTIVATIONS = {
-    None: numba_loops.NONE,
-    "relu": numba_loops.RELU,
-    "leaky_relu": numba_loops.LEAKY_RELU,
-    "silu": numba_loops.SILU,
-    "gelu": numba_loops.GELU,
+    "relu": transform.RELU,
+    "leaky_relu": transform.LEAKY_RELU,
+    "silu": transform.SILU,
+    "gelu": transform.GELU,
 }
 
-tell_of(numba_loops.__name__)
+tell_of(__name__)
 
 # Numba's threads start here and not in the first kernel: with OpenMP, their number would become torch's as well.
 _threads = torch.get_num_threads()
@@ -49,19 +51,15 @@ class NumbaKernels(FastKernels):
         return None if _usable else "numba's threads are not in a process that was forked"
 
     def sample_and_fit(
-        self, points: Tensor, size: int, draws: Any, components: int, options: fit.Options
+        self, points: Tensor, size: int, draws: Any, components: int, options: Options
     ) -> tuple[Tensor, Mixture]:
-        sample = self.sample(points, size, draws)
-        lloyd_iters, em_iters, min_variance, min_weight = options
-        min_variance, min_weight = float(min_variance), float(min_weight)  # loops are compiled again for another type
-        if components == 1:  # nothing to seed and nothing to iterate
-            lloyd_iters = em_iters = 0
+        sample = self.sample(points, size, draws).contiguous()
         uniforms, found = draws[size + 1 :].view(points.shape[0], -1), _empty_mixture(sample, components)
-        threads, x, numbers, *arrays = _arrays(sample.contiguous().unsqueeze(2), uniforms, *found)
         with _LOCK:
-            numba_loops.fit(
-                threads, x, numbers, lloyd_iters, em_iters, min_variance, min_weight, reference.MIN_VARIANCE, *arrays
-            )
+            fit.seed(*_arrays(sample.unsqueeze(2), uniforms, found.means))
+        # The first step of k-means finds the clusters of the seeds. Of one component there is nothing to iterate.
+        steps = (1 + options.lloyd_iters, options.em_iters) if components > 1 else (1, 0)
+        _em(sample.unsqueeze(2), found, steps=steps, floors=(options.min_variance, options.min_weight))
         return sample, found
 
     def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
@@ -70,31 +68,23 @@ class NumbaKernels(FastKernels):
             return super().sample(points, size, draws)
         sample = points.new_empty(batch, size, dim)
         with _LOCK:
-            numba_loops.sample(*_arrays(points, draws, sample))
+            fit.sample(*_arrays(points, draws, sample))
         return sample
 
-    def em(self, sample: Tensor, start: Mixture, iterations: int, options: fit.Options) -> Mixture:
+    def em(self, sample: Tensor, start: Mixture, iterations: int, options: Options) -> Mixture:
         found = Mixture(*(t.clone(memory_format=torch.contiguous_format) for t in start))
-        threads, x, *arrays = _arrays(sample.unsqueeze(2), *found)
-        with _LOCK:
-            floors = float(options.min_variance), float(options.min_weight), reference.MIN_VARIANCE
-            numba_loops.em(threads, x, iterations, *floors, *arrays)
+        _em(sample.unsqueeze(2), found, steps=(0, iterations), floors=(options.min_variance, options.min_weight))
         return found
 
     def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
-        points = points.to(mixture.means.dtype)
-        resp = points.new_empty(points.shape[0], points.shape[1] * points.shape[2], mixture.weights.shape[1])
-        found = _empty_mixture(points, resp.shape[2])
-        threads, x, *arrays = _arrays(points, *mixture, resp, *found)
-        with _LOCK:
-            numba_loops.em_step(threads, x, False, *arrays[:3], reference.MIN_VARIANCE, *arrays[3:])
-        return resp, found
+        found = Mixture(*(t.clone(memory_format=torch.contiguous_format) for t in mixture))
+        return _em(points.to(found.means.dtype), found, steps=(0, 1)), found
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
         points = points.to(resp.dtype)
         found = _empty_mixture(points, resp.shape[2])
-        with _LOCK:
-            numba_loops.moments(*_arrays(points, resp, *found))
+        found.means.copy_(points[:, :1, 0])  # about the first point, and if that is far away once more, about the means
+        _em(points, found, resp=resp)
         return found
 
     def mix(
@@ -102,10 +92,10 @@ class NumbaKernels(FastKernels):
     ) -> Tensor:
         x = points.to(resp.dtype)
         y = out if out is not None and out.dtype == x.dtype else torch.empty_like(x)
-        inside, codes = _codes(parameters, form)
-        *arrays, written = _arrays(x, resp, *mixture, *_with_overall(mixture, parameters), y)
         with _LOCK:
-            numba_loops.mix(*arrays, form.scale == "unit", inside, *codes, written)
+            lines, shift, *_ = _lines(_factors(mixture.weights, parameters, form), mixture[1:], mixture, parameters, form)
+            threads, *arrays, written = _arrays(x, resp, y)
+            transform.mix(threads, *arrays, *lines, shift, written)
         if out is None:
             return y.to(points.dtype)
         return out if y is out else out.copy_(y)
@@ -120,34 +110,31 @@ class NumbaKernels(FastKernels):
         form: Form,
         over_ranks: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor | None, ...]:
-        inside, codes = _codes(parameters, form)
-        outer, inner = torch.empty(2, *mixture.weights.shape, dtype=resp.dtype).unbind()
-        _, weights, *arrays = _arrays(mixture.weights, outer, inner)
-        with _LOCK:
-            numba_loops.factors(weights, form.scale == "unit", inside, *arrays)
-        factors = mixture.weights, outer, inner
-        return _gradient(grad, points, resp, factors, mixture[1:], mixture, parameters, codes, True, over_ranks)
+        factors = _factors(mixture.weights, parameters, form)
+        return _gradient(
+            grad, points, resp, mixture.weights, factors, mixture[1:], mixture, parameters, form, True, over_ranks
+        )
 
     def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
-        x, (inside, codes) = points.to(history.means.dtype), _codes(parameters, form)
-        log_weights, factors, slots, components, options = _flat_history(history, form, inside)
+        x = points.to(history.means.dtype)
+        log_weights, factors, slots, components, options = _flat_history(history, parameters, form)
         y = torch.empty_like(x)
-        *arrays, out = _arrays(x, log_weights, *factors, slots, *components, *_with_overall(history, parameters), y)
         with _LOCK:
-            numba_loops.evaluate(*arrays, *codes, *options, out)
+            lines, shift, *_ = _lines(factors, components, history, parameters, form)
+            *arrays, out = _arrays(x, log_weights, slots, *components, y)
+            evaluation.evaluate(*arrays, *options, *lines, shift, out)
         return y.to(points.dtype)
 
     def inference_backward(
         self, grad: Tensor, points: Tensor, history: History, parameters: Parameters, form: Form
     ) -> list[Tensor | None]:
-        x, (inside, codes) = points.detach().to(history.means.dtype), _codes(parameters, form)
-        log_weights, factors, slots, components, options = _flat_history(history, form, inside)
+        x = points.detach().to(history.means.dtype)
+        log_weights, factors, slots, components, options = _flat_history(history, parameters, form)
         resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], log_weights.shape[1])
         *arrays, out = _arrays(x, log_weights, slots, *components, resp)
         with _LOCK:
-            numba_loops.posteriors(*arrays, *options, out)
-        factors = log_weights, *factors
-        return list(_gradient(grad, points, resp, factors, components, history, parameters, codes, False, None))
+            evaluation.posteriors(*arrays, *options, out)
+        return list(_gradient(grad, points, resp, log_weights, factors, components, history, parameters, form, False, None))
 
 
 class _FitOnly(ReferenceTransform, NumbaKernels):
@@ -168,22 +155,44 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _codes(parameters: Parameters, form: Form) -> tuple[bool, tuple[float, bool, bool, int]]:
-    """Whether a_k is inside the activation, and the options of the loops."""
-    inside = form.is_scale_inside(parameters.within is not None or parameters.between is not None)
+def _is_scale_inside(parameters: Parameters, form: Form) -> bool:
+    return form.is_scale_inside(parameters.within is not None or parameters.between is not None)
+
+
+def _factors(weights: Tensor, parameters: Parameters, form: Form) -> tuple[Tensor, Tensor]:
+    """a_k behind the activation, and inside."""
+    a = reference.component_scale(weights, form.scale)
+    return (torch.ones_like(a), a) if _is_scale_inside(parameters, form) else (a, torch.ones_like(a))
+
+
+def _lines(
+    factors: Sequence[Tensor],
+    components: Sequence[Tensor],
+    mixtures: Mixture | History,
+    parameters: Parameters,
+    form: Form,
+) -> tuple[Any, ...]:
+    """Each component as a line or a parabola, the shift behind their sum, and what ``transform.affine`` makes these of.
+
+    Loops are compiled for an activation and a deviation that are ``None``, and for those that are not.
+    """
+    given = _arrays(factors[1], *components, *_with_overall(mixtures, parameters), like=components[0])[1:]
+    deviation = None if parameters.deviation is None else _arrays(parameters.deviation.unsqueeze(0))[1]
     affine_inside = form.affine_mode == "output" and (form.component_affine or form.activation is not None)
-    return inside, (float(form.eps), form.affine_mode == "statistics", affine_inside, _ACTIVATIONS[form.activation])
+    options = deviation, float(form.eps), form.affine_mode == "statistics", affine_inside
+    *lines, shift = transform.affine(*given, *options)
+    activation = None if form.activation is None else _ACTIVATIONS[form.activation]
+    return (_arrays(factors[0])[1], *lines, activation), shift, given, options
 
 
 def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[Tensor | None]:
-    """μ and σ² of all points (2·B, D), if they are needed, and the parameters as (1, D) or (K, D)."""
-    weight, bias, within, between, deviation = parameters
+    """μ and σ² of all points (2·B, D), if they are needed, and the parameters but d as (1, D) or (K, D)."""
+    weight, bias, within, between, _ = parameters
     rows = [
         None if weight is None else weight.reshape(-1, weight.shape[-1]),
         None if bias is None else bias.reshape(-1, bias.shape[-1]),
         None if within is None else within.unsqueeze(0),
         None if between is None else between.unsqueeze(0),
-        None if deviation is None else deviation.unsqueeze(0),
     ]
     if within is None and between is None:
         return [None, *rows]
@@ -194,10 +203,10 @@ def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[T
     return [torch.stack(overall, 1).flatten(0, 1), *rows]
 
 
-def _flat_history(history: History, form: Form, inside: bool) -> tuple[Any, ...]:
+def _flat_history(history: History, parameters: Parameters, form: Form) -> tuple[Any, ...]:
     """A history as the loops take it: T·K components in groups that each have a posterior of their own."""
     log_weights, mixing, scale = reference.inference_factors(history.weights, history.tau, history.mode, form.scale)
-    factors = (mixing, scale) if inside else (mixing * scale, torch.ones_like(scale))
+    factors = (mixing, scale) if _is_scale_inside(parameters, form) else (mixing * scale, torch.ones_like(scale))
     components = history.means.flatten(1, 2), history.variances.flatten(1, 2)
     group, dim = history.weights.shape[2], history.means.shape[3]
     slots, farthest = history.tau, reference.farthest(dim) if history.bounded else float("inf")
@@ -211,35 +220,62 @@ def _gradient(
     grad: Tensor,
     points: Tensor,
     resp: Tensor,
+    weights: Tensor,
     factors: Sequence[Tensor],
     components: Sequence[Tensor],
     mixtures: Mixture | History,
     parameters: Parameters,
-    codes: tuple[float, bool, bool, int],
+    form: Form,
     of_batch: bool,
     over_ranks: Callable[[Tensor], None] | None,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the points and the parameters. ``of_batch``: μ and σ² are the points' own statistics.
+    """The gradients of the points and the parameters. ``of_batch``: μ and σ² are the points' own statistics under λ.
 
-    ``factors`` are λ, a_k behind the activation and a_k inside.
+    ``factors`` are a_k behind the activation, and inside.
     """
-    x, grad, given = points.detach().to(resp.dtype), grad.to(resp.dtype), _with_overall(mixtures, parameters)
-    found = [None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in given[1:]]
+    x, grad = points.detach().to(resp.dtype), grad.to(resp.dtype)
+    found = [None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in parameters]
+    flows = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64)  # through μ and σ²
     grad_points = torch.empty_like(x)
-    lines = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64, device=x.device)
-    threads, *arrays = _arrays(x, grad, resp, *factors, *components, *given)
     with _LOCK:
-        numba_loops.gradient_lines(threads, *arrays, *codes, of_batch, *_arrays(lines.flatten(1, 2), *found, like=x)[1:])
+        lines, _, (inner, means, variances, overall, gamma, _, within, between), options = _lines(
+            factors, components, mixtures, parameters, form
+        )
+        threads, *arrays = _arrays(x, grad, resp)
+        *written, of_deviation = (None if t is None else t.view(-1, t.shape[-1]) for t in found)
+        gradient.gradient_lines(
+            threads, *arrays, *lines, _arrays(weights)[1], inner, means, variances, overall, gamma, within, between,
+            *options, of_batch, *_arrays(flows.flatten(1, 2), *written, like=x)[1:],
+            None if of_deviation is None else _arrays(of_deviation)[1],
+        )  # fmt: skip
     if over_ranks is not None:  # it adds up what all implementations agree on
-        outer = factors[1][:, None, :, None]
-        shared = (lines * outer).to(resp.dtype)
+        outer = factors[0][:, None, :, None]
+        shared = (flows * outer).to(resp.dtype)
         over_ranks(shared)
-        lines = torch.where(outer > 0, shared / outer, 0).double()
-    del arrays[3]  # λ
+        flows = torch.where(outer > 0, shared / outer, 0).double()
     with _LOCK:
-        numba_loops.gradient_points(threads, *arrays, *codes, *_arrays(lines.flatten(1, 2), grad_points)[1:])
-    of_parameters = (t if t is None else t.view(p.shape) for t, p in zip(found, parameters, strict=True))  # type: ignore[union-attr]
-    return grad_points.to(points.dtype), *of_parameters
+        gradient.gradient_points(
+            threads, *arrays, *lines, means, *_arrays(flows.to(resp.dtype).flatten(1, 2), grad_points)[1:]
+        )
+    return grad_points.to(points.dtype), *found
+
+
+def _em(
+    points: Tensor,
+    mixture: Mixture,
+    resp: Tensor | None = None,
+    steps: tuple[int, int] = (0, 0),
+    floors: tuple[float, float] = (0.0, 0.0),
+) -> Tensor:
+    """``em.em`` over a mixture, which changes in place: ν."""
+    is_given = resp is not None
+    if resp is None:
+        resp = points.new_empty(points.shape[0], points.shape[1] * points.shape[2], mixture.weights.shape[1])
+    threads, x, shares, *arrays = _arrays(points, resp, *mixture)
+    least_variance, least_weight = map(float, floors)  # loops are compiled for each type
+    with _LOCK:
+        em.em(threads, x, shares, is_given, *steps, least_variance, least_weight, reference.MIN_VARIANCE, *arrays)
+    return resp
 
 
 def _empty_mixture(points: Tensor, components: int) -> Mixture:
@@ -283,5 +319,5 @@ def _arrays(*tensors: Tensor | None, like: Tensor | None = None) -> list[Any]:
             tensor=tensor,  # which must live as long as the array
         )
         array = np.asarray(memory)
-        arrays.append(numba_loops.Points(array, *shape, *strides) if are_points else array)
+        arrays.append(Points(array, *shape, *strides) if are_points else array)
     return arrays

@@ -6,7 +6,7 @@ import re
 from numba import njit
 from numba.core import event
 
-from mixnorm.ops.compiling import _Teller
+from mixnorm.ops.numba.telling import _Teller
 
 
 @njit

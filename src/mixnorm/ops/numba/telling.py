@@ -15,8 +15,8 @@ logger = logging.getLogger("mixnorm")
 class _Teller(event.Listener):
     """Logs a line when the first loop begins to be compiled, and one for each that is done; none for loops from the disk."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, package: str) -> None:
+        self._package = package
         self._of_thread = threading.local()
         self._has_begun = False
 
@@ -37,12 +37,13 @@ class _Teller(event.Listener):
 
     def _depth(self, event: Any, change: int) -> int | None:
         """How many loops are being compiled, each for the one before it; None for a function of someone else."""
-        if event.data["dispatcher"].py_func.__module__ != self._module:
+        module = event.data["dispatcher"].py_func.__module__
+        if module != self._package and not module.startswith(f"{self._package}."):
             return None
         self._of_thread.depth = getattr(self._of_thread, "depth", 0) + change
         return self._of_thread.depth
 
 
-def tell_of(module: str) -> None:
-    """Logs whenever numba compiles a function of this module."""
-    event.register("numba:compile", _Teller(module))
+def tell_of(package: str) -> None:
+    """Logs whenever numba compiles a function of this package."""
+    event.register("numba:compile", _Teller(package))
