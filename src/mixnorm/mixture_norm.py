@@ -196,7 +196,8 @@ class _MixtureNorm(FitAhead):
         if count < MIN_POINTS * components:
             share = count / (MIN_POINTS * components)  # such a batch counts for less
             components = components if keeps_place else max(1, count // MIN_POINTS)
-            is_ahead = False
+            if is_ahead:
+                is_ahead, start = False, None
         if components < self.num_components:
             start = None
             self._warn_of_few_points(count, components)

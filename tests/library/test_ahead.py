@@ -66,8 +66,9 @@ def test_the_first_batch_fits_its_own_mixture():
 
 def test_one_component_is_batch_norm():
     ours, batch_norm = MixtureNorm2d(4, num_components=1, fit="ahead"), nn.BatchNorm2d(4)
-    for seed in range(3):
+    for seed in range(4):
         x = points(seed=seed)
+        x = x[:1, :, :1] if seed == 2 else x  # of fewer points than a component needs
         torch.testing.assert_close(ours(x), batch_norm(x), rtol=1e-5, atol=1e-5)
 
 
