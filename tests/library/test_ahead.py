@@ -142,6 +142,17 @@ def test_state_dicts_go_from_either_fit_to_the_other():
     assert_same(*found)
 
 
+def test_a_state_dict_of_other_layers_leaves_the_mixture_that_waits():
+    model = nn.Sequential(MixtureNorm2d(4, fit="ahead"), nn.Conv2d(4, 2, 1))
+    model(points())
+    before = kept(model[0])
+    model.load_state_dict({"1.bias": torch.zeros(2)}, strict=False)
+    assert_same(kept(model[0]).means, before.means)
+    model(points(seed=1))
+    resp = before.responsibilities(points(seed=1).movedim(1, -1).reshape(-1, 4))
+    torch.testing.assert_close(model[0].mixture.weights, resp.mean(0), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_activation_checkpointing_repeats_the_forward_pass_as_it_was(reentrant):
     """Also of the first batch; and dropout behind the layer draws the same numbers when it is repeated."""
