@@ -231,7 +231,7 @@ class _MixtureNorm(FitAhead):
                 self._whole = True
             if is_ahead and start is None:
                 self.keep_ahead(mixture, kernels)
-            elif is_ahead and in_graph and ranks is None:
+            elif is_ahead and in_graph and ranks is None and y.requires_grad:
                 beside_backward(y, lambda: self.keep_ahead(fit()[1], kernels))
             elif is_ahead:
                 self.keep_ahead(fit()[1], kernels)

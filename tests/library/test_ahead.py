@@ -14,7 +14,9 @@ import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d
 from mixnorm.functional import mixture_normalize
 from mixnorm.gmm import GaussianMixture
+from mixnorm.ops.choose import HAS_TRITON
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WHOLE = {"sample_fraction": 1.0, "max_samples": None}
 
 
@@ -151,6 +153,18 @@ def test_a_state_dict_of_other_layers_leaves_the_mixture_that_waits():
     model(points(seed=1))
     resp = before.responsibilities(points(seed=1).movedim(1, -1).reshape(-1, 4))
     torch.testing.assert_close(model[0].mixture.weights, resp.mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="only Triton's fits are captured with a counter")
+def test_in_a_graph_no_backward_pass_is_waited_for_that_will_not_come(monkeypatch):
+    """As where x has a gradient, and grad mode is off."""
+    monkeypatch.setattr("mixnorm.mixture_norm._in_graph", lambda x: True)
+    layer = MixtureNorm1d(4, fit="ahead", backend="triton").to(DEVICE)
+    layer(points(100, 4).to(DEVICE))
+    before = kept(layer)
+    with torch.no_grad():
+        layer(points(100, 4, seed=1).to(DEVICE).requires_grad_())
+    assert (kept(layer).means != before.means).any()
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
