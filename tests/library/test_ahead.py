@@ -213,7 +213,7 @@ def test_a_compiled_layer_does_the_same():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"seeding": "warm"}, r"fit='ahead' seeds the mixture of every batch: it does not go with seeding='warm'"),
+        ({"seeding": "warm"}, r"fit='ahead' does not go with seeding='warm', .*: use seeding='kmeans\+\+', or fit='batch'"),
         ({"inference": "pooled"}, r"fit='ahead' does not go with inference='pooled': use 'ensemble'"),
         ({"track_running_stats": False}, r"fit='ahead' keeps a mixture from batch to batch: use track_running_stats=True"),
         ({"population": "instance"}, r"and population='batch' or 'channel'"),
