@@ -15,7 +15,7 @@ from torch.autograd import Variable
 from torch.nn.parameter import is_lazy
 
 from mixnorm.history import MixtureHistory
-from mixnorm.ops.choose import in_backward
+from mixnorm.ops.choose import in_backward, is_followed
 from mixnorm.ops.kernels import Kernels, Mixture, compute_dtype
 
 NAMES = ("ahead_weights", "ahead_means", "ahead_vars")
@@ -80,11 +80,20 @@ class FitAhead(MixtureHistory):
         return None if found is None else Mixture(*(t.clone() for t in found))
 
     def _ahead_for(self, points: Tensor) -> Mixture | None:
-        if not self._has_ahead:
+        if not self._has_ahead and not self._was_given(points):
             return None
         dtype = compute_dtype(points.dtype)
         weights, means, variances = (queue.squeeze(1).to(dtype) for queue in self._ahead_queues())
         return Mixture(weights, means, variances)
+
+    def _was_given(self, points: Tensor) -> bool:
+        """Whether someone wrote a mixture to the buffers, as DistributedDataParallel does; it is read back, once."""
+        if torch.compiler.is_compiling() or is_followed(points) or self.ahead_count.is_meta:
+            return False
+        if points.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        self._has_ahead = bool(self.ahead_count)
+        return self._has_ahead
 
     def _ahead_queues(self) -> Mixture:
         """The kept mixture as queues of one slot, (B, 1, K) and twice (B, 1, K, D)."""

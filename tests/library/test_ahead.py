@@ -144,6 +144,19 @@ def test_state_dicts_go_from_either_fit_to_the_other():
     assert_same(*found)
 
 
+def test_a_mixture_that_was_copied_is_taken():
+    """As from the first rank, which alone loaded a state dict."""
+    layer, copied = MixtureNorm2d(4, fit="ahead"), MixtureNorm2d(4, fit="ahead")
+    layer(points())
+    for ours, theirs in zip(copied.buffers(), layer.buffers(), strict=True):
+        ours.copy_(theirs)
+    found = []
+    for one in (layer, copied):
+        torch.manual_seed(0)
+        found.append(one(points(seed=1)))
+    assert_same(*found)
+
+
 def test_a_state_dict_of_other_layers_leaves_the_mixture_that_waits():
     model = nn.Sequential(MixtureNorm2d(4, fit="ahead"), nn.Conv2d(4, 2, 1))
     model(points())
