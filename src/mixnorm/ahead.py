@@ -15,10 +15,11 @@ from torch.autograd import Variable
 from torch.nn.parameter import is_lazy
 
 from mixnorm.history import MixtureHistory
-from mixnorm.ops.choose import in_backward
+from mixnorm.ops.choose import in_backward, is_followed
 from mixnorm.ops.kernels import Kernels, Mixture, compute_dtype
 
 NAMES = ("ahead_weights", "ahead_means", "ahead_vars")
+COUNT = "ahead_count"  # of the batches that left a mixture
 
 
 class FitAhead(MixtureHistory):
@@ -38,8 +39,10 @@ class FitAhead(MixtureHistory):
         for name in NAMES:
             self.register_buffer(name, None)
         super()._create_history(device=device, dtype=dtype)
-        count = torch.tensor(0, dtype=torch.long, device=device)  # for the kernel, which counts what it keeps
-        self.register_buffer("ahead_count", count, persistent=False)
+        self.register_buffer(COUNT, self._no_batch(device))
+
+    def _no_batch(self, device: Any) -> Tensor | None:
+        return torch.tensor(0, dtype=torch.long, device=device) if self.fit == "ahead" else None
 
     def history_shapes(self) -> dict[str, tuple[int, ...]]:
         shapes = super().history_shapes()
@@ -56,9 +59,9 @@ class FitAhead(MixtureHistory):
                 getattr(self, name).copy_(value)
 
     def _nothing(self) -> dict[str, Tensor]:
-        weights, means, variances = (torch.zeros_like(getattr(self, name)) for name in NAMES)
+        weights, means, variances, count = (torch.zeros_like(getattr(self, name)) for name in (*NAMES, COUNT))
         weights[..., 0] = 1
-        return dict(zip(NAMES, (weights, means, variances.fill_(1)), strict=True))
+        return dict(zip((*NAMES, COUNT), (weights, means, variances.fill_(1), count), strict=True))
 
     def start_for(self, points: Tensor) -> Mixture | None:
         """The mixture of the batch before; with ``fit="ahead"`` as it was fitted there, to share these points out.
@@ -77,11 +80,20 @@ class FitAhead(MixtureHistory):
         return None if found is None else Mixture(*(t.clone() for t in found))
 
     def _ahead_for(self, points: Tensor) -> Mixture | None:
-        if not self._has_ahead:
+        if not self._has_ahead and not self._was_given(points):
             return None
         dtype = compute_dtype(points.dtype)
         weights, means, variances = (queue.squeeze(1).to(dtype) for queue in self._ahead_queues())
         return Mixture(weights, means, variances)
+
+    def _was_given(self, points: Tensor) -> bool:
+        """Whether someone wrote a mixture to the buffers, as DistributedDataParallel does; it is read back, once."""
+        if torch.compiler.is_compiling() or is_followed(points) or self.ahead_count.is_meta:
+            return False
+        if points.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False
+        self._has_ahead = bool(self.ahead_count)
+        return self._has_ahead
 
     def _ahead_queues(self) -> Mixture:
         """The kept mixture as queues of one slot, (B, 1, K) and twice (B, 1, K, D)."""
@@ -97,16 +109,15 @@ class FitAhead(MixtureHistory):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         has_buffers = self.fit == "ahead" and not is_lazy(self.ahead_means)
-        if has_buffers:
-            for name, value in self._nothing().items():
+        if has_buffers and any(prefix + name in state_dict for name in ("history_means", "running_mean")):
+            for name, value in self._nothing().items():  # where it is that of another fit, or a batch norm's
                 state_dict.setdefault(prefix + name, value)
         elif self.fit != "ahead":
-            for name in NAMES:
+            for name in (*NAMES, COUNT):
                 state_dict.pop(prefix + name, None)
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if has_buffers and not self.ahead_means.is_meta:
-            # What was fitted has a mean or, where components were dropped, a variance of 0.
-            self._has_ahead = bool((self.ahead_means != 0).any() or (self.ahead_vars != 1).any())
+        if has_buffers and not self.ahead_count.is_meta:
+            self._has_ahead = bool(self.ahead_count)
 
 
 def _may_be_repeated() -> bool:

@@ -47,6 +47,7 @@ class _LazyMixtureNorm(LazyModuleMixin, _MixtureNorm):  # type: ignore[misc]
             for name in self.history_shapes():
                 setattr(self, name, UninitializedBuffer(**factory))
             self.num_batches_tracked = torch.tensor(0, dtype=torch.long, device=device)
+            self.register_buffer("ahead_count", self._no_batch(device))
 
     def reset_parameters(self) -> None:
         if not self.has_uninitialized_params():

@@ -21,7 +21,7 @@ from mixnorm.ops.fit import Options
 from mixnorm.ops.kernels import Form, Kernels, Look, Mixture, Parameters, compute_dtype
 from mixnorm.ops.reference import MIN_VARIANCE
 from mixnorm.options import DEFAULT_MAX_SAMPLES, GATES, Fit, Inference, Learned, Seeding, check_options
-from mixnorm.populations import LOOKS, PER_FEATURE, WITH_HISTORY, Population, look_of, parameter_for_points
+from mixnorm.populations import PER_FEATURE, WITH_HISTORY, Population, look_of, parameter_for_points
 
 KERNEL_MODE = {"pooled": "ensemble", "steady": "ensemble"}  # ways to make a history, which is evaluated as an ensemble
 MIN_POINTS = 8  # a component, on average: of fewer, its variances say nothing
@@ -157,7 +157,7 @@ class _MixtureNorm(FitAhead):
             own = self._parameters.values()
             return empty_like_affine(x, *(p if p is None else p.view(-1, x.shape[1]).sum(0).view(shape) for p in own))
         with no_autocast(x):
-            look = LOOKS.get(self.population) or look_of(self.population, self.num_groups)
+            look = look_of(self.population, self.num_groups)
             if group is not None:
                 y = distributed.outside_compiler(self._normalize_batch, x, look, parameters, group)
             elif self.training or not self.keeps_history:
@@ -196,7 +196,8 @@ class _MixtureNorm(FitAhead):
         if count < MIN_POINTS * components:
             share = count / (MIN_POINTS * components)  # such a batch counts for less
             components = components if keeps_place else max(1, count // MIN_POINTS)
-            is_ahead = False
+            if is_ahead:
+                is_ahead, start = False, None
         if components < self.num_components:
             start = None
             self._warn_of_few_points(count, components)
@@ -230,7 +231,7 @@ class _MixtureNorm(FitAhead):
                 self._whole = True
             if is_ahead and start is None:
                 self.keep_ahead(mixture, kernels)
-            elif is_ahead and in_graph and ranks is None:
+            elif is_ahead and in_graph and ranks is None and y.requires_grad:
                 beside_backward(y, lambda: self.keep_ahead(fit()[1], kernels))
             elif is_ahead:
                 self.keep_ahead(fit()[1], kernels)
@@ -271,7 +272,7 @@ class _MixtureNorm(FitAhead):
         is_early: Any = batches < self.seeding  # type: ignore[operator]
         return sample, Mixture(*(torch.where(is_early, a, b) for a, b in zip(early, late, strict=True)))
 
-    def _meet(self, points: Tensor, followed: bool, start: Mixture | None, group: Any) -> distributed.Ranks:
+    def _meet(self, points: Tensor, has_gradient: bool, start: Mixture | None, group: Any) -> distributed.Ranks:
         """What the ranks tell each other before they fit: an error on all of them unless they are at the same layer."""
         own = self._group
         who = f"{type(self).__name__} {own.name!r}" if own.name else f"{type(self).__name__}({self.num_features})"
@@ -287,7 +288,7 @@ class _MixtureNorm(FitAhead):
             "fit": self.fit,
             "an earlier batch to continue from": start is not None and self.seeding != "warm",
             "the dtype of the statistics": compute_dtype(points.dtype),
-            "a gradient of the input": followed,
+            "a gradient of the input": has_gradient,
         }
         count = points.shape[1] * points.shape[2]
         return distributed.meet(group, who, points.device, count, alike, own.number)

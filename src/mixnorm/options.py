@@ -106,7 +106,10 @@ def check_fit(norm: Any) -> None:
             "'channel'"
         )
     if norm.seeding != "kmeans++":
-        raise ValueError(f"fit='ahead' seeds the mixture of every batch: it does not go with seeding={norm.seeding!r}")
+        raise ValueError(
+            f"fit='ahead' does not go with seeding={norm.seeding!r}, because it seeds the mixture of every batch: use "
+            "seeding='kmeans++', or fit='batch'"
+        )
     if norm.inference == "pooled":
         raise ValueError("fit='ahead' does not go with inference='pooled': use 'ensemble'")
 

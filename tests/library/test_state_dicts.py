@@ -240,6 +240,7 @@ def test_construction_on_the_meta_device(options):
         layer = MixtureNorm2d(CHANNELS, device="meta", **options)
         layer = layer if assign else layer.to_empty(device="cpu")
         layer.load_state_dict(source.state_dict(), assign=assign)
+        assert not any(t.is_meta for t in (*layer.parameters(), *layer.buffers()))  # no move would take such a layer
         assert_same(evaluate(layer, points(seed=9)), evaluate(source, points(seed=9)))
 
 

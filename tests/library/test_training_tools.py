@@ -300,3 +300,20 @@ def test_an_operation_in_place_behind_the_layer(options, images):
     for backend in ("auto", "reference"):
         for training in (True, False):
             assert_same(gradients(backend, training, torch.relu_), gradients(backend, training, torch.relu))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("again", [False, True], ids=["once", "differentiated again"])
+def test_a_hook_of_an_input_or_a_parameter_changes_its_gradient_once(again, training):
+    layer = trained(MixtureNorm2d(CHANNELS)).train(training)
+
+    def gradients(factor):
+        norm, x = copy.deepcopy(layer), points(seed=9).requires_grad_()
+        inputs = [x, *norm.parameters()]
+        for tensor in inputs:
+            tensor.register_hook(lambda grad: factor * grad)
+        torch.manual_seed(1)
+        return torch.autograd.grad(norm(x), inputs, points(seed=10), create_graph=again)
+
+    for found, expected in zip(gradients(2), gradients(1), strict=True):
+        torch.testing.assert_close(found, 2 * expected)

@@ -77,6 +77,7 @@ class Transform(torch.autograd.Function):
             of_points, *found = _over_ranks(ctx, look.points(grad), look.points(x), resp, mixture, parameters)
         elif torch.is_grad_enabled() or is_followed(grad):  # a gradient of the gradient, or many at once: the reference's
             with torch.enable_grad():
+                x, parameters = _own_views(x, parameters)
                 points = look.points(x)
                 y = reference.normalize(rows(points, resp.dtype), resp, parameters, work.form)
                 y = look.back(shaped(y, points), like=x)
@@ -122,6 +123,7 @@ class Evaluate(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled() or is_followed(grad):
             with torch.enable_grad():
+                points, parameters = _own_views(points, parameters)
                 y = Kernels.inference(ctx.kernels, points, history, parameters, ctx.form)
             of_points, *found = gradients(y, (points, *parameters), wanted[:-3], grad)
         else:
@@ -175,6 +177,11 @@ class ReferenceTransform(FastKernels):
         with torch.no_grad():
             resp, found = self.em_step(points.detach(), mixture)
         return self.normalize(points, resp, parameters, form), found
+
+
+def _own_views(x: Tensor, parameters: Parameters) -> tuple[Tensor, Parameters]:
+    """The same tensors to differentiate by: a hook on one of the user's would change the gradient twice."""
+    return x.view_as(x), Parameters(*(None if p is None else p.view_as(p) for p in parameters))
 
 
 def _of_parameters(found: Any, parameters: Parameters) -> list[Tensor | None]:

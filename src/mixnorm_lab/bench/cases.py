@@ -17,6 +17,7 @@ BENCHMARKS = {
     "start": "What a new process with empty caches takes until a model trains, as it is and with torch.compile.",
 }
 LAYOUTS = ("channels_last", "contiguous")
+MODES = {"graph": "inside a CUDA graph", "eager": "eager", "compiled": "with torch.compile", "cpu": "eager, on a CPU"}
 COMPONENTS = (1, 2, 3, 5, 8)
 
 

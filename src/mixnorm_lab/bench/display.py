@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 from mixnorm_lab.bench import goals
-from mixnorm_lab.bench.cases import TOY, Case
+from mixnorm_lab.bench.cases import MODES, TOY, Case
 from mixnorm_lab.storage.measurements import Row, is_base
 from mixnorm_lab.tables import Column, Table, Value, text_column
 
@@ -36,7 +36,6 @@ MARKS = {True: "✓", False: "✗", None: ""}
 LINE = 1_000  # characters at most, where there is no terminal: no number is broken up
 SPREAD = 0.3  # of a median: a machine that does nothing else stays below
 FIRST_TO_GO = ("error_grad", "error", "bandwidth", "memory", "paper", "spread", "goal")  # in a narrow terminal
-MODES = {"graph": "inside a CUDA graph", "eager": "eager", "compiled": "with torch.compile", "cpu": "eager, on a CPU"}
 
 
 class BenchDisplay:

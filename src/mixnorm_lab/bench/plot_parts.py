@@ -92,12 +92,6 @@ def shade(index: int, count: int) -> str:
     return shades[round(index * (len(shades) - 1) / (count - 1))]
 
 
-def mode_text(mode: str) -> str:
-    return {"graph": "inside a CUDA graph", "eager": "eager", "compiled": "with torch.compile", "cpu": "eager, on a CPU"}[
-        mode
-    ]
-
-
 def backend_of(row: Row) -> str:
     """The first word of a variant, behind which models have the form."""
     return str(row["variant"]).partition(" ")[0]

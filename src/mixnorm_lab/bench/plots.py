@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter
 
 from mixnorm_lab.bench import goals
+from mixnorm_lab.bench.cases import MODES
 from mixnorm_lab.bench.plot_parts import (
     BLUE,
     GOAL,
@@ -28,7 +29,6 @@ from mixnorm_lab.bench.plot_parts import (
     below,
     legend,
     logarithmic,
-    mode_text,
     new_figure,
     shade,
 )
@@ -101,7 +101,7 @@ def _ratio_bars(rows: list[Row], title: str) -> Figure:
         axis.set_xlim(-0.6, most - 0.4)  # a case is as wide in every mode
         axis.tick_params(axis="x", length=0, pad=VALUE_ROOM if len(components) > 2 else VALUE_ROOM / 2)
         axis.margins(y=0.12)
-        axis.set_title(mode_text(mode))
+        axis.set_title(MODES[mode])
         axis.set_ylabel("ratio to batch norm")
     handles: list[Any] = [Patch(color=shade(i, len(components)), label=f"K = {k}") for i, k in enumerate(components)]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
@@ -210,7 +210,7 @@ def fit(rows: list[Row]) -> Figure:
             axis.set_ylim(0, None)
         axis.set_xticks(sorted({row["num_components"] for row in part}))
         axis.set_xlabel("components K")
-        axis.set_title(mode_text(mode))
+        axis.set_title(MODES[mode])
         below(axis, "points × channels")
     return figure
 

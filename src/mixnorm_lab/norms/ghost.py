@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mixnorm_lab.internals import Form, Mixture, Parameters, kernels_for, no_autocast
+from mixnorm_lab.internals import Form, Mixture, Parameters, compute_dtype, kernels_for, no_autocast
 from mixnorm_lab.norms.any_batch_norm import AnyBatchNorm
 
 
@@ -38,7 +38,7 @@ class GhostBatchNorm(AnyBatchNorm):
 
     def _learned(self, x: Tensor) -> Parameters:
         """γ and β, and what else the transform of x learns."""
-        precise = torch.promote_types(x.dtype, torch.float32)
+        precise = compute_dtype(x.dtype)
         return Parameters(self.weight.to(precise), self.bias.to(precise))
 
     def _grouped(self, x: Tensor) -> list[tuple[Tensor, int]]:
@@ -76,7 +76,7 @@ class GhostParabola(GhostBatchNorm):
         if self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        precise = torch.promote_types(input.dtype, torch.float32)
+        precise = compute_dtype(input.dtype)
         weight, bias, mean, variance, deviation = (
             t.view(-1, *[1] * (input.dim() - 2))
             for t in (self.weight, self.bias, self.running_mean, self.running_var, self.deviation_weight)
@@ -86,7 +86,7 @@ class GhostParabola(GhostBatchNorm):
         return (weight * curved + bias).to(input.dtype)
 
     def _learned(self, x: Tensor) -> Parameters:
-        return super()._learned(x)._replace(deviation=self.deviation_weight.to(torch.promote_types(x.dtype, torch.float32)))
+        return super()._learned(x)._replace(deviation=self.deviation_weight.to(compute_dtype(x.dtype)))
 
 
 def _normalize(x: Tensor, parameters: Parameters, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,7 +96,7 @@ def _normalize(x: Tensor, parameters: Parameters, eps: float) -> tuple[Tensor, T
     count = points.shape[1] * points.shape[2]
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel in a group when training, got groups {tuple(x.shape[1:])}")
-    precise = torch.promote_types(x.dtype, torch.float32)
+    precise = compute_dtype(x.dtype)
     with no_autocast(x):
         # Every point belongs to the only component, wherever that is; sums are taken about its mean.
         near = points.detach()[:, :1].to(precise).mean((1, 2)).unsqueeze(1)

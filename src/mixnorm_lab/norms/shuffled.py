@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mixnorm import functional, gmm
+from mixnorm_lab.internals import compute_dtype
 from mixnorm_lab.norms.any_batch_norm import AnyBatchNorm
 
 SAMPLE_FRACTION, MAX_SAMPLES = 0.25, 4096  # mixture norm's defaults
@@ -39,7 +40,7 @@ class ShuffledMixtureNorm(AnyBatchNorm):
         if self.training:
             y = self._transformed(points)
         else:
-            precise = torch.promote_types(input.dtype, torch.float32)
+            precise = compute_dtype(input.dtype)
             scale = self.weight * self.running_scale * (self.running_var + self.eps).rsqrt()
             y = ((points.to(precise) - self.running_mean) * scale + self.bias).to(input.dtype)
         y = y.view(x.shape).movedim(-1, 1)

@@ -9,15 +9,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from mixnorm_lab.bench import goals
-from mixnorm_lab.bench.plot_parts import BLUE, GOAL, GREY, INK, VALUE_ROOM, bar, legend, mode_text, new_figure
+from mixnorm_lab.bench.cases import MODES
+from mixnorm_lab.bench.plot_parts import BLUE, GOAL, GREY, INK, ORANGE, PALE, SHADES, VALUE_ROOM, bar, legend, new_figure
 from mixnorm_lab.storage.measurements import Row, is_base
 
 FORMS = {  # in the order of the bars
-    "ghost-32": ("ghost of 32", "#bbbbbb"),
-    "paper": ("paper", "#a6cce3"),
+    "ghost-32": ("ghost of 32", PALE),
+    "paper": ("paper", SHADES[1]),
     "relu": ("ReLU inside", BLUE),
-    "ahead": ('fit="ahead"', "#125ca4"),
-    "gated": ("gated", "#ee7733"),
+    "ahead": ('fit="ahead"', SHADES[4]),
+    "gated": ("gated", ORANGE),
 }
 FIGURES = {
     "first-step": "the first training step",
@@ -49,7 +50,7 @@ def models(rows: list[Row]) -> Figure:
         axis.set_xlim(-0.6, most - 0.4)
         axis.tick_params(axis="x", length=0, pad=VALUE_ROOM / 2)
         axis.margins(y=0.12)
-        axis.set_title(f"{'a training step' if series == 'training' else 'evaluation'}, {mode_text(mode)}")
+        axis.set_title(f"{'a training step' if series == 'training' else 'evaluation'}, {MODES[mode]}")
         axis.set_ylabel("ratio to batch norm")
     handles: list[Any] = [Patch(color=FORMS[form][1], label=FORMS[form][0]) for form in forms]
     handles.append(Line2D([], [], color=INK, lw=1, label="batch norm"))
