@@ -234,8 +234,8 @@ def test_a_loss_that_is_not_finite_in_some_of_the_runs(users, tmp_path, no_pictu
     result = invoke(*arguments, code=2)
     [sentence] = result.stderr.splitlines()
     assert re.fullmatch(
-        r"batch-norm seed 1, mixture-norm seed 1: the loss of step 1 of epoch 1 is not finite, which began at step 1 with "
-        r"the output of 0: use a learning rate smaller than 0.05",
+        r"batch-norm seed 1, mixture-norm seed 1: the loss of the first batch, before any update, is not finite, "
+        r"which began with the output of 0: look at the weights that the model starts with",
         sentence,
     )
     assert "2 of 3" in result.stdout

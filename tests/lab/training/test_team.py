@@ -49,7 +49,7 @@ def test_two_ranks_train_as_one_process(tmp_path):
     with pytest.raises(NotFinite) as caught:
         helpers.train_case(CASES["mixture norm"], tmp_path / "alone" / NOT_FINITE, source=helpers.WithInfinity)
     assert first[NOT_FINITE] == second[NOT_FINITE] == str(caught.value)
-    assert "step 3 with the images" in first[NOT_FINITE]
+    assert "step 3 with the inputs" in first[NOT_FINITE]
     assert records.read(tmp_path / NOT_FINITE / records.NAME).reason == "not finite"
 
 
