@@ -28,7 +28,7 @@ from mixnorm_lab.cli.options import (
 )
 from mixnorm_lab.cli.runs import run_and_report, say
 from mixnorm_lab.comparison import earlier, plan
-from mixnorm_lab.comparison.plan import Own, as_given, layers_of, notes_of, preset_of, refuse
+from mixnorm_lab.comparison.plan import Own, as_given, layers_of, notes_of, preset_of, refuse, unused
 from mixnorm_lab.comparison.run import Machine
 from mixnorm_lab.config import catalog, presets
 from mixnorm_lab.config.norm_names import EXAMPLES
@@ -187,11 +187,9 @@ def train(
             config = replace(as_given(found, given, where.device), seed=seed)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
-            layers = bool(given.get("layers"))
-            wanted = norm or ("mixture" if layers else "batch")
-            if not wanted.startswith("mixture") and given.keys() & {"components", "em_iters", "option"}:
-                remedy = f"leave them out with --norm {norm}" if norm else "add --layers to say where they are"
-                raise ValueError(f"-k, --em-iters and -o are of mixture norms: {remedy}")
+            wanted = norm or ("mixture" if "layers" in given else "batch")
+            owner, remedy = (f"--norm {norm}", "") if norm else ("batch norm", ", or add --layers for mixture norm there")
+            refuse(owner, unused([wanted], given), remedy, why="has no use for")
             preset, folder = preset_of(data, given, where.device, recipe, Own(loss, metric, step))
             for note in notes_of(preset, folder):
                 say(note)

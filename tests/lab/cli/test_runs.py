@@ -281,7 +281,9 @@ def test_norms_side_by_side(tmp_path, no_pictures):
     assert last.config.mixture.layers == ("conv1", "conv3")
     assert last.config.mixture.options["em_iters"] == 0
     assert last.epochs[-1]["train_eval_loss"] > 0
-    more = json.loads(invoke("compare", "--norms", "batch,layer", "--train-eval", *out, "--json").stdout)
+    again = invoke("compare", "--norms", "batch,layer", "--train-eval", *out, "--json")
+    assert "None of the norms batch,layer has a use for --option, which changes nothing here." in again.stderr
+    more = json.loads(again.stdout)
     assert [row["run"] for row in more["tables"][0]["rows"]] == ["batch-norm", "layer"]
     assert len(records.find(tmp_path / "out")) == 5  # batch norm was there
 
@@ -294,8 +296,8 @@ def test_norms_side_by_side(tmp_path, no_pictures):
         (["compare", "--norms", "layer", "--task", "gan"], "--task gan comes with its own --norms: leave that out"),
         (["compare", "--norms", "layer", "--layers", "conv9"], "'conv9' matches no batch norm: the model has conv1.norm"),
         (
-            ["train", "--norm", "layer", "-k", 3],
-            "-k, --em-iters and -o are of mixture norms: leave them out with --norm layer",
+            ["train", "--norm", "layer", "-k", 3, "--em-iters", 2],
+            "--norm layer has no use for --components, --em-iters: leave that out",
         ),
         (["train", "cifar-cnn/cifar10/bn-2", "--norm", "layer"], "comes with its own --norm: leave that out"),
         (["train", "--recipe", "onecycle"], "there is no recipe 'onecycle': use one-cycle"),
