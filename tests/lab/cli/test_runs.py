@@ -293,6 +293,7 @@ def test_norms_side_by_side(tmp_path, no_pictures):
     [
         (["compare", "--norms", "batch,gost-32"], "there is no norm 'gost-32': use ghost-32"),
         (["compare", "--norms", "mixture:speed=1"], "option 'speed' is unknown to mixture norm: choose from"),
+        (["compare", "--norms", "batch,group-5"], "the 16 channels of 'conv1.norm' cannot be divided into 5 groups, nor"),
         (["compare", "--norms", "layer", "--task", "gan"], "--task gan comes with its own --norms: leave that out"),
         (["compare", "--norms", "layer", "--layers", "conv9"], "'conv9' matches no batch norm: the model has conv1.norm"),
         (
