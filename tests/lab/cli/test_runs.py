@@ -448,10 +448,40 @@ def test_two_runs_in_one_folder(copied):
     assert re.search(f"seed-1 is in use by process {os.getpid()}: wait until it is done", sentence)
 
 
-def test_a_file_where_the_folder_should_be(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare"],
+        ["train"],
+        ["reproduce", "cifar-cnn/cifar10/bn-2"],
+        ["compare", "--task", "gan", "--data", "ring", "--epochs", 1, "--seeds", 1],
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_told_before_any_work(command, tmp_path, monkeypatch):
+    def work(*_, **__):
+        raise AssertionError("the folder comes first")
+
+    monkeypatch.setattr("mixnorm_lab.training.build.check", work)
+    monkeypatch.setattr("mixnorm_lab.generators.plane.run", work)
     (tmp_path / "file").write_text("kept")
-    assert re.search("cannot be written .*: choose another folder", mistake(*COMPARE, "--out", tmp_path / "file" / "below"))
+    result = invoke(*command, "--out", tmp_path / "file" / "below", code=2)
+    assert re.fullmatch(
+        ".*below cannot be written .Not a directory.: choose another folder with --out", result.stderr.strip()
+    )
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_mistake_leaves_no_folder_behind(tmp_path):
+    mistake("compare", "--layers", "conv9", "--out", tmp_path / "new" / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a place where nobody may make a folder")
+def test_a_report_is_written_where_there_can_be_folders(copied):
+    invoke("report", copied, "--csv", copied / "new" / "x.csv")
+    assert sorted(path.name for path in (copied / "new").iterdir()) == ["x-summary.csv", "x.csv"]
+    sentence = mistake("report", copied, "--csv", "/proc/nowhere/x.csv")
+    assert sentence == "/proc/nowhere: No such file or directory: name another place, and run the same command again"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
