@@ -133,7 +133,7 @@ def check_shared(config: RunConfig, team: Team) -> None:
         )
     if config.batch_size % team.size:
         raise ValueError(
-            f"a batch of {config.batch_size} images cannot be shared evenly by {team.size} processes: use a --batch-size or "
+            f"a batch of {config.batch_size} cannot be shared evenly by {team.size} processes: use a --batch-size or "
             "an --nproc-per-node that fits"
         )
 

@@ -475,11 +475,12 @@ def test_an_unknown_norm_is_answered_with_the_nearest(name, message):
 
 
 def test_what_a_report_calls_them():
-    told = [norm_names.parse(name).text for name in norm_names.EXAMPLES]
+    told = [norm_names.parse(name).text() for name in norm_names.EXAMPLES]
     assert told == [
         "ghost batch norm, groups of 32 images", "ghost batch norm with a parabola, groups of 32 images",
         "group norm, 32 groups of channels", "layer norm", "instance norm",
         "batch renorm", "mode norm, 2 modes",
         "mixture norm with shuffled responsibilities, K = 3", "batch norm with dropout of 0.1",
     ]  # fmt: skip
-    assert norm_names.parse("renorm-500").text == "batch renorm, as batch norm for 500 steps"
+    assert norm_names.parse("ghost-8").text("rows") == "ghost batch norm, groups of 8 rows"
+    assert norm_names.parse("renorm-500").text() == "batch renorm, as batch norm for 500 steps"
