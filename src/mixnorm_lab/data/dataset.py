@@ -83,7 +83,8 @@ def stratified_split(images: Images, fraction: float, seed: int) -> tuple[Images
         held_out[random.permutation(members)[: round(fraction * len(members))]] = True
     if not 0 < fraction < 1 or not held_out.any() or held_out.all():
         raise ValueError(
-            f"a share of {fraction} of {len(labels)} samples leaves one side empty: use one between 0 and 1, such as 0.1"
+            f"a share of {fraction:g} of {len(labels):,} samples leaves one side empty: use another between 0 and 1, "
+            "or more data"
         )
     mask = torch.from_numpy(held_out)
     return images[~mask], images[mask]
