@@ -1,6 +1,7 @@
 """What reports make of records that were made up, so that every figure is known."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -250,6 +251,8 @@ def test_the_answer_says_how_much_sooner():
     assert (
         "It reached 60.0% in 50% fewer steps (195 instead of 390), and in 50% less training time (2.0 s instead of" in answer
     )
+    [alike] = Outcome(couple(bn, bn)).answers
+    assert re.search(r"It reached [\d.]+% in as many steps \(390\)", alike)
     [slower] = Outcome(couple(mn, bn)).answers
     assert "more steps" in slower
     assert "more training time" in slower
