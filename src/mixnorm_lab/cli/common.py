@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -48,7 +48,7 @@ class CsvMayBeAlone(TyperCommand):
     """A command whose ``--csv`` takes a file, or ``-``, if one stands behind it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        following = [*args[1:], ""]
+        following = [*args[1:], ""][: len(args)]
         alone = [
             arg == "--csv" and not (then == "-" or then.endswith(".csv")) for arg, then in zip(args, following, strict=True)
         ]
@@ -136,6 +136,15 @@ def choose_device(device: str) -> torch.device:
 def choice(option: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{option} {value} is unknown: choose from {', '.join(choices)}")
+
+
+def show_sentences(sentences: Iterable[str]) -> None:
+    """Prints what came out, in lines that break between words."""
+    from rich.console import Console
+
+    console = Console()
+    for sentence in sentences:
+        console.print(sentence, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -224,7 +225,7 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="The folder; runs that are finished there are skipped.")] = Path(
         "runs/reproduce"
     ),
-    list_all: Annotated[bool, typer.Option("--list", help="List all experiments with the paper's accuracies.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List experiments with the paper's accuracies.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -236,10 +237,10 @@ def reproduce(
 
     Example: mixnorm reproduce '*' --engine ray --address auto --out /shared/runs
     """
-    if list_all:
-        _list(as_json)
-        return
     with mistakes():
+        if list_all:
+            _list(names or ["*"], as_json)
+            return
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
@@ -256,7 +257,7 @@ def reproduce(
     raise typer.Exit(code)
 
 
-def _list(as_json: bool) -> None:
+def _list(names: Sequence[str], as_json: bool) -> None:
     rows = [
         {
             "name": experiment.name,
@@ -264,7 +265,7 @@ def _list(as_json: bool) -> None:
             "layers": list(experiment.config.mixture.layers) if experiment.config.mixture else [],
             "paper_accuracy": experiment.paper.get("max_accuracy"),
         }
-        for experiment in catalog.EXPERIMENTS.values()
+        for experiment in {one.name: one for name in names for one in catalog.match(name)}.values()
     ]
     if as_json:
         print_json(rows)

@@ -59,7 +59,7 @@ def check(
     Downloads what the cache lacks, and tells ``progress``.
     """
     sizes: dict[str, tuple[Any, ...]] = {}
-    checked = []
+    checked: list[tuple[Any, ...]] = []
     notes: dict[str, None] = {}
     for config in configs:
         if config.data not in sizes and is_own(config.data):
@@ -71,6 +71,10 @@ def check(
         elif config.data not in sizes:
             dataset = _dataset(config, folder, progress)
             sizes[config.data] = (dataset.num_classes, dataset.shape)
+        split = (config.data, config.validation, config.subset, config.batch_size)
+        if split not in checked and not is_own(config.data):
+            checked.append(split)
+            _check_batch_size(config, _part(config, _dataset(config, folder)))
         different = (config.model, config.data, config.mixture, config.norm, config.norm_layers)
         if different not in checked:
             model = make_model(config, *sizes[config.data])
@@ -149,17 +153,31 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
         if config.subset:
             train, test = split_loaders.subset(train, test, config.subset)
         return Loaders(train, test, device=device, channels_last=config.channels_last, whole=bool(config.step))
-    dataset = _dataset(config, folder)
-    if config.validation:
-        dataset = data.validation_split(dataset, config.validation)
-    if config.subset:
-        dataset = data.subset(dataset, config.subset)
+    dataset = _part(config, _dataset(config, folder))
     if dataset.has_rows:
         return RowSource(dataset, config.batch_size, device=device, share=(team.rank, team.size))
     return Resident(
         dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment,
         share=(team.rank, team.size),
     )  # fmt: skip
+
+
+def _part(config: RunConfig, dataset: DataSet) -> DataSet:
+    """The part of a data set that a run trains on and tests on."""
+    if config.validation:
+        dataset = data.validation_split(dataset, config.validation)
+    return data.subset(dataset, config.subset) if config.subset else dataset
+
+
+def _check_batch_size(config: RunConfig, dataset: DataSet) -> None:
+    """Raises where the training data makes no batch."""
+    count = len(dataset.train)
+    if count < config.batch_size:
+        more = ", or a larger --subset" if config.subset else ""
+        raise ValueError(
+            f"{count:,} training {dataset.samples} make no batch of {config.batch_size:,}: use a --batch-size of {count:,} "
+            f"at most{more}"
+        )
 
 
 def make_model(

@@ -128,6 +128,10 @@ def test_a_group_without_a_command_shows_its_help():
         (["reproduce"], "which experiments.* mixnorm reproduce --list names them"),
         (["reproduce", "inception/*"], f"nearest are inception-v3/.*reproduce --list names all {len(catalog.EXPERIMENTS)}"),
         (["reproduce", "cifar-cnn/cifar10/bn-2", "--data", "nowhere"], "`mixnorm data cifar10` downloads"),
+        (["report"], "^Missing argument 'DIR'; mixnorm report --help says what there is$"),
+        (["train", "--subset", "5"], "^6 training images make no batch of 64: use a --batch-size of 6 at most, or a larger"),
+        (["compare", "--batch-size", "5000"], "^1,438 training images make no batch of 5,000: use a .* of 1,438 at most$"),
+        (["reproduce", "--list", "foo"], "^there is no experiment 'foo': mixnorm reproduce --list names all"),
         (["report", "nowhere"], "there is no folder nowhere: mixnorm compare or mixnorm reproduce makes one"),
         (["report", "."], "there are no runs in .: mixnorm compare or mixnorm reproduce trains some"),
         (["inspect", "nowhere"], "nowhere has no run: mixnorm compare"),
@@ -163,7 +167,8 @@ def test_a_missing_package_is_named(monkeypatch, tmp_path):
 def test_the_list_of_experiments():
     rows = json.loads(invoke("reproduce", "--list", "--json").stdout)
     assert [row["name"] for row in rows] == list(catalog.EXPERIMENTS)
-    [row] = [row for row in rows if row["name"] == "cifar-cnn/cifar100/mn-8"]
+    [row] = json.loads(invoke("reproduce", "--list", "--json", "cifar-cnn/cifar100/mn-8").stdout)
+    assert row in rows
     assert row == {"name": "cifar-cnn/cifar100/mn-8", "epochs": 100, "layers": ["conv2", "conv3"], "paper_accuracy": 62.96}
 
 

@@ -372,6 +372,8 @@ def test_a_report_of_what_is_there(copied, monkeypatch):
     assert list((copied / "figures").iterdir())
     monkeypatch.setattr("mixnorm_lab.reports.plots.curves.draw", lambda *_: [])
     text = invoke("report", copied, "--title", "What came out").stdout
+    *sentences, _ = text.splitlines()
+    assert all(len(line) <= 80 for line in sentences)
     assert " ".join(found["answers"]) in " ".join(text.split())
     assert "<title>What came out" in (copied / "report.html").read_text()
 
