@@ -57,11 +57,11 @@ def find_origin(
             step.update()
             infinite = team.add(torch.stack([~seen.finite for seen in found]).int()).tolist()  # one transfer a step
             first = next((seen for seen, ranks in zip(found, infinite, strict=True) if ranks), None)
-            if first is None:
-                continue
-            if first.part == BACKWARD and not step.curve[number].isfinite().all():
+            # Behind the outputs comes the loss. Where it is not finite its gradient may be, as that of a logarithm.
+            if (first is None or first.part in (BACKWARD, UPDATE)) and not step.curve[number].isfinite().all():
                 return Origin(number, LOSS, "the loss")
-            return Origin(number, first.part, first.place)
+            if first is not None:
+                return Origin(number, first.part, first.place)
     return None
 
 

@@ -173,6 +173,12 @@ def test_what_is_not_finite_before_any_update_is_not_blamed_on_the_rate(spoil, s
     assert str(caught.value) == sentence.replace("NAME", name)
 
 
+def test_a_loss_whose_gradient_is_finite_where_it_is_not_itself(tmp_path):
+    name = functions.name_of(lambda output, labels: (output - 100).log().mean(), "loss")
+    with pytest.raises(NotFinite, match="the first batch, before any update, is not finite, though the model's output is"):
+        run(config(mixture=None, loss=name), tmp_path)
+
+
 def test_a_loss_that_is_not_finite_later_is_that_of_the_rate(tmp_path):
     name = functions.name_of(spoiled_loss(3, torch.inf), "loss")
     with pytest.raises(NotFinite, match=r"the loss of step 3 of epoch 1 .* began at step 3 with the loss: use a .* smaller"):
