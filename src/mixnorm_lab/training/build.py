@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
-from mixnorm_lab.config.losses import CROSS_ENTROPY
+from mixnorm_lab.config.losses import BINARY, CROSS_ENTROPY
+from mixnorm_lab.config.metrics import ACCURACY
 from mixnorm_lab.config.parts.mixture import RECOMMENDED_LAYERS, Mixture
 from mixnorm_lab.config.run_config import RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident, split_loaders
@@ -32,6 +33,7 @@ from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
 
 CPU = torch.device("cpu")
+OF_CLASSES = (CROSS_ENTROPY, BINARY, ACCURACY.name, "mean IoU")  # losses and metrics
 
 
 def prepare(
@@ -71,6 +73,11 @@ def check(
         elif config.data not in sizes:
             dataset = _dataset(config, folder, progress)
             sizes[config.data] = (dataset.num_classes, dataset.shape)
+            if dataset.predicts_numbers and (config.loss in OF_CLASSES or config.metric in OF_CLASSES):
+                raise ValueError(
+                    f"the {config.target} of {config.data} is a number, not a class: leave --loss and --metric out, or "
+                    "choose those of numbers, such as --loss mae"
+                )
         split = (config.data, config.validation, config.subset, config.batch_size)
         if split not in checked and not is_own(config.data):
             checked.append(split)
@@ -287,6 +294,7 @@ def _activate_where_a_relu_follows(model: nn.Module, name: str) -> None:
 # What PyTorch says of a user's data, and what to do about it.
 REMEDIES = {
     "must have the same dtype": "let the loader give inputs in fp32, with .float()",
+    "Input type (double)": "let the loader give inputs in fp32, with .float()",
     "same dtype as": "let the loader give inputs in fp32, with .float()",
     "expected scalar type": "let the loader give inputs in fp32, with .float()",
     "shapes cannot be multiplied": "the inputs must have the size that the model's layers take",
@@ -313,7 +321,8 @@ def explained(config: RunConfig) -> Iterator[None]:
         if not yours:
             raise
         remedy = next((remedy for text, remedy in REMEDIES.items() if text in str(error)), "mend it, --debug shows where")
-        raise ValueError(f"training {' with '.join(yours)} failed with {told(error).rstrip('.')}: {remedy}") from error
+        what = " with ".join(part for part in (yours[0], " and ".join(yours[1:])) if part)
+        raise ValueError(f"training {what} failed with {told(error).rstrip('.')}: {remedy}") from error
 
 
 _datasets: dict[tuple[Any, ...], DataSet] = {}  # one run after the other reads the same

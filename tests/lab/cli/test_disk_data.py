@@ -132,6 +132,11 @@ def test_data_says_what_is_there(images, table):
             ["train", "--data", "t.csv", "--target", "answer", "--model", "resnet-18"],
             "is for images of 3 × 32 × 32, but table:",
         ),
+        (
+            ["train", "--data", "t.csv", "--target", "a", "--loss", "ce"],
+            "^the a of table:t.csv is a number, not a class: leave --loss and --metric out",
+        ),
+        (["train", "--data", "t.csv", "--target", "a", "--metric", "accuracy"], "is a number, not a class: leave --loss"),
         (["compare", "--data", "nope.csv"], "there is no file nope.csv"),
         (
             ["train", "--data", "pets", "--image-size", 12],
