@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -136,15 +136,6 @@ def choose_device(device: str) -> torch.device:
 def choice(option: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(f"{option} {value} is unknown: choose from {', '.join(choices)}")
-
-
-def show_sentences(sentences: Iterable[str]) -> None:
-    """Prints what came out, in lines that break between words."""
-    from rich.console import Console
-
-    console = Console()
-    for sentence in sentences:
-        console.print(sentence, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:

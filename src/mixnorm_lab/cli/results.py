@@ -7,17 +7,7 @@ from typing import Annotated
 
 from mixnorm_lab import data as data_sets
 from mixnorm_lab import reports
-from mixnorm_lab.cli.common import (
-    DataFolder,
-    Debug,
-    Device,
-    Json,
-    choose_device,
-    mistakes,
-    print_json,
-    show_sentences,
-    typer,
-)
+from mixnorm_lab.cli.common import DataFolder, Debug, Device, Json, choose_device, mistakes, print_json, typer
 from mixnorm_lab.comparison.inspection import inspect_run
 from mixnorm_lab.data import cifar
 from mixnorm_lab.data.disk import recognize
@@ -89,7 +79,11 @@ def report(
         files = {"report": str(page)} | ({"csv": [str(path) for path in written]} if written else {})
         print_json({"answers": answers, "tables": [table.json() for table in tables], **files})
         return
-    show_sentences(answers)
+    from rich.console import Console
+
+    console = Console()
+    for sentence in answers:
+        console.print(sentence, highlight=False, markup=False)
     typer.echo(f"The {'report' if document is None else 'document'} is {page}")
     if written:
         typer.echo(f"The numbers are in {' and '.join(map(str, written))}")

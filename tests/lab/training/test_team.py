@@ -80,7 +80,7 @@ def test_a_batch_that_the_ranks_cannot_share():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"batch_size": 65}, "a batch of 65 images cannot be shared evenly by 2 processes: use a --batch-size or an"),
+        ({"batch_size": 65}, "a batch of 65 cannot be shared evenly by 2 processes: use a --batch-size or an"),
         ({"data": "my_module:loaders"}, "my_module:loaders is read in one process: leave torchrun out"),
         ({"gan": Gan()}, "test trains a generator, which runs in one process: leave torchrun out"),
     ],
