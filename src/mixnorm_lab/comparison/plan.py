@@ -94,7 +94,7 @@ def comparison(
         if told := earlier.note(older_configs, older_root):
             return Plan(older_configs, older_root, title, files, (*notes, told))
     if norms is not None and (names := unused(norms.split(","), given)):
-        notes += (f"None of the norms {norms} has a use for {flags_of(names)}, which changes nothing here.",)
+        notes += (f"--norms {norms} makes no use of {flags_of(names)}.",)
     if preset.sources and (told := earlier.change(configs, root, RUNS, name)):
         notes += (told,)
     return Plan(configs, root, title, files, notes)

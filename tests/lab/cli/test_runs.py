@@ -282,7 +282,7 @@ def test_norms_side_by_side(tmp_path, no_pictures):
     assert last.config.mixture.options["em_iters"] == 0
     assert last.epochs[-1]["train_eval_loss"] > 0
     again = invoke("compare", "--norms", "batch,layer", "--train-eval", *out, "--json")
-    assert "None of the norms batch,layer has a use for --option, which changes nothing here." in again.stderr
+    assert "--norms batch,layer makes no use of --option." in again.stderr
     more = json.loads(again.stdout)
     assert [row["run"] for row in more["tables"][0]["rows"]] == ["batch-norm", "layer"]
     assert len(records.find(tmp_path / "out")) == 5  # batch norm was there

@@ -75,8 +75,11 @@ def _apart(made: Comparison) -> str:
     """ "2.94 points higher [2.29, 3.60]"."""
     measure, end = made.measure, made.end
     assert end.mean is not None
+    assert made.ended.mean is not None
+    assert made.base_ended.mean is not None
     if not float(measure.text(abs(end.mean))):
-        text = "no difference"
+        same = measure.text(made.ended.mean) == measure.text(made.base_ended.mean)
+        text = "no difference" if same else "hardly any difference"
         sign = 1
     else:
         sign = -1 if end.mean < 0 else 1

@@ -224,7 +224,8 @@ def spread(error, seeds=3, by=0.001):
         ),
         (spread(0.2, 1), spread(0.15, 1), "5.00 points higher (one seed each; the last epoch)"),
         (spread(0.2, 1), spread(0.15, 1), "Five seeds of each norm would tell more."),
-        (spread(0.2, by=0.01), spread(0.2, by=0.01), "no difference [−2.27, 2.27]"),
+        (spread(0.2, by=0.01), spread(0.2, by=0.01), ", no difference [−2.27, 2.27]"),
+        (spread(0.20006, 1), spread(0.20004, 1), "accuracy 80.00% against 79.99%, hardly any difference"),
     ],
 )
 def test_the_answer_says_what_is_certain(bn, mn, words):
