@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -43,7 +43,7 @@ def selected(candidates: dict[str, nn.Module], select: Select, what: str) -> lis
     return names
 
 
-def left_out(model: nn.Module, candidates: dict[str, nn.Module]) -> dict[str, str]:
+def left_out(model: nn.Module, candidates: Mapping[str, nn.Module]) -> dict[str, str]:
     """The norms that had better stay as they are, by name, with the reason.
 
     None if that would leave nothing: whoever converts a model with a single norm means that one. But those that stayed in a
@@ -60,7 +60,7 @@ def left_out(model: nn.Module, candidates: dict[str, nn.Module]) -> dict[str, st
     return reasons if is_converted or len(reasons) < len(candidates) else {}
 
 
-def _before_the_last_layer(model: nn.Module, candidates: dict[str, nn.Module]) -> list[str]:
+def _before_the_last_layer(model: nn.Module, candidates: Mapping[str, nn.Module]) -> list[str]:
     """The names of the norm between which and the model's last linear or convolutional layer no other has weights.
 
     In the order in which modules are defined, which is that of the forward pass in all but unusual models.

@@ -5,6 +5,7 @@ A user's mistake is one sentence on stderr and exit code 2; ``--debug`` shows wh
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import os
@@ -21,6 +22,7 @@ from typer.core import TyperCommand, TyperGroup
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 GOES_ON = "\nInterrupted: the same command goes on from here."
+FULL = (errno.ENOSPC, errno.EDQUOT)
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # click's, which some versions of typer carry inside
 
 
@@ -46,7 +48,7 @@ class CsvMayBeAlone(TyperCommand):
     """A command whose ``--csv`` takes a file, or ``-``, if one stands behind it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        following = [*args[1:], ""]
+        following = [*args[1:], ""][: len(args)]
         alone = [
             arg == "--csv" and not (then == "-" or then.endswith(".csv")) for arg, then in zip(args, following, strict=True)
         ]
@@ -99,7 +101,8 @@ def show_trace(trace: str) -> None:
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:  # as the system says it, which knows no remedy
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}: make room or choose another folder, and run the same command again"
+        remedy = "make room or choose another folder" if error.errno in FULL else "name another place"
+        return f"{where}{error.strerror}: {remedy}, and run the same command again"
     if isinstance(error, ModuleNotFoundError):
         return f"{error.name} is not installed: pip install {error.name}"
     return " ".join(str(error).split()) or type(error).__name__

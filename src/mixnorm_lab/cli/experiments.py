@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,7 @@ from mixnorm_lab.cli.options import (
 )
 from mixnorm_lab.cli.runs import run_and_report, say
 from mixnorm_lab.comparison import earlier, plan
-from mixnorm_lab.comparison.plan import Own, as_given, layers_of, notes_of, preset_of, refuse
+from mixnorm_lab.comparison.plan import Own, as_given, layers_of, notes_of, preset_of, refuse, unused
 from mixnorm_lab.comparison.run import Machine
 from mixnorm_lab.config import catalog, presets
 from mixnorm_lab.config.norm_names import EXAMPLES
@@ -187,11 +188,9 @@ def train(
             config = replace(as_given(found, given, where.device), seed=seed)
             folder = None if data in ("digits", found.data) else Path(data)
         else:
-            layers = bool(given.get("layers"))
-            wanted = norm or ("mixture" if layers else "batch")
-            if not wanted.startswith("mixture") and given.keys() & {"components", "em_iters", "option"}:
-                remedy = f"leave them out with --norm {norm}" if norm else "add --layers to say where they are"
-                raise ValueError(f"-k, --em-iters and -o are of mixture norms: {remedy}")
+            wanted = norm or ("mixture" if "layers" in given else "batch")
+            owner, remedy = (f"--norm {norm}", "") if norm else ("batch norm", ", or add --layers for mixture norm there")
+            refuse(owner, unused([wanted], given), remedy, why="has no use for")
             preset, folder = preset_of(data, given, where.device, recipe, Own(loss, metric, step))
             for note in notes_of(preset, folder):
                 say(note)
@@ -226,7 +225,7 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="The folder; runs that are finished there are skipped.")] = Path(
         "runs/reproduce"
     ),
-    list_all: Annotated[bool, typer.Option("--list", help="List all experiments with the paper's accuracies.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List experiments with the paper's accuracies.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -238,10 +237,10 @@ def reproduce(
 
     Example: mixnorm reproduce '*' --engine ray --address auto --out /shared/runs
     """
-    if list_all:
-        _list(as_json)
-        return
     with mistakes():
+        if list_all:
+            _list(names or ["*"], as_json)
+            return
         if not names:
             raise ValueError("which experiments? mixnorm reproduce --list names them")
         found = {experiment.name: experiment for name in names for experiment in catalog.match(name)}
@@ -258,7 +257,7 @@ def reproduce(
     raise typer.Exit(code)
 
 
-def _list(as_json: bool) -> None:
+def _list(names: Sequence[str], as_json: bool) -> None:
     rows = [
         {
             "name": experiment.name,
@@ -266,7 +265,7 @@ def _list(as_json: bool) -> None:
             "layers": list(experiment.config.mixture.layers) if experiment.config.mixture else [],
             "paper_accuracy": experiment.paper.get("max_accuracy"),
         }
-        for experiment in catalog.EXPERIMENTS.values()
+        for experiment in {one.name: one for name in names for one in catalog.match(name)}.values()
     ]
     if as_json:
         print_json(rows)

@@ -79,8 +79,11 @@ def report(
         files = {"report": str(page)} | ({"csv": [str(path) for path in written]} if written else {})
         print_json({"answers": answers, "tables": [table.json() for table in tables], **files})
         return
+    from rich.console import Console
+
+    console = Console()
     for sentence in answers:
-        typer.echo(sentence)
+        console.print(sentence, highlight=False, markup=False)
     typer.echo(f"The {'report' if document is None else 'document'} is {page}")
     if written:
         typer.echo(f"The numbers are in {' and '.join(map(str, written))}")
@@ -108,8 +111,9 @@ def data(
             name = cifar.found_in(folder) or recognize.name_of(folder)
         found = data_sets.prepare(name, folder, download.show, image_size, target)
     if as_json:
-        sizes = {"train_images": len(found.train), "test_images": len(found.test), "classes": found.num_classes}
-        print_json({"name": found.name, **sizes, "image": list(found.shape), "augment": found.augment})
+        sizes = {f"train_{found.samples}": len(found.train), f"test_{found.samples}": len(found.test)}
+        shape = {found.samples.removesuffix("s"): list(found.shape)}
+        print_json({"name": found.name, **sizes, "classes": found.num_classes, **shape, "augment": found.augment})
         return
     rows = data_sets.describe(found)
     width = max(len(key) for key, _ in rows)

@@ -15,6 +15,7 @@ from mixnorm_lab.comparison import earlier
 from mixnorm_lab.config import presets
 from mixnorm_lab.config.losses import CROSS_ENTROPY, SQUARED, loss_name, metric_names
 from mixnorm_lab.config.metrics import ACCURACY
+from mixnorm_lab.config.norm_names import BATCH, MIXTURE
 from mixnorm_lab.config.parts.mixture import ALL_LAYERS
 from mixnorm_lab.config.rates import with_optimizer
 from mixnorm_lab.config.recipes import with_recipe
@@ -92,6 +93,8 @@ def comparison(
         older_configs, older_root, _ = planned(older)
         if told := earlier.note(older_configs, older_root):
             return Plan(older_configs, older_root, title, files, (*notes, told))
+    if norms is not None and (names := unused(norms.split(","), given)):
+        notes += (f"--norms {norms} makes no use of {flags_of(names)}.",)
     if preset.sources and (told := earlier.change(configs, root, RUNS, name)):
         notes += (told,)
     return Plan(configs, root, title, files, notes)
@@ -186,5 +189,16 @@ def layers_of(preset: RunConfig, given: Given) -> tuple[str, ...]:
 def refuse(owner: str, options: Sequence[str], remedy: str = "", why: str = "comes with its own") -> None:
     """Raises where options were given that an experiment of the paper, or a user's data, decides on its own."""
     if options:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
-        raise ValueError(f"{owner} {why} {flags}: leave that out{remedy}")
+        raise ValueError(f"{owner} {why} {flags_of(options)}: leave that out{remedy}")
+
+
+def flags_of(options: Sequence[str]) -> str:
+    """Options by their names, as the command line has them."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in options)
+
+
+def unused(norms: Sequence[str], given: Given) -> list[str]:
+    """The options given that none of the norms has: those of mixtures, or the layers where there is batch norm alone."""
+    kinds = {norm.partition(":")[0].strip() for norm in norms}
+    names = [] if MIXTURE in kinds else ["components", "em_iters", "option"]
+    return [name for name in (["layers", *names] if kinds == {BATCH} else names) if name in given]

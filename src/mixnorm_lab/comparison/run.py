@@ -104,8 +104,6 @@ def run(
     """
     checked = False
     try:
-        if root.is_file():
-            raise ValueError(f"{root} is a file: name a folder for the runs")
         _check_processes(configs, machine)
         suite = Suite(configs, root, files)
         with DownloadBar() as download:

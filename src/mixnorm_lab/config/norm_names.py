@@ -12,7 +12,7 @@ class Kind:
     """A kind of norm.
 
     Args:
-        text: how a report tells it; ``{}`` stands for its number.
+        text: how a report tells it; ``{}`` stands for its number, and ``{samples}`` for what the data consists of.
         example: a name of this kind.
         whole: whether its number counts something; else it is a share between 0 and 1.
         number: whether its name has a number: "always", "never" or "may".
@@ -25,8 +25,8 @@ class Kind:
 
 
 KINDS = {
-    "ghost": Kind("ghost batch norm, groups of {} images", "ghost-32"),
-    "parabola": Kind("ghost batch norm with a parabola, groups of {} images", "parabola-32"),
+    "ghost": Kind("ghost batch norm, groups of {} {samples}", "ghost-32"),
+    "parabola": Kind("ghost batch norm with a parabola, groups of {} {samples}", "parabola-32"),
     "group": Kind("group norm, {} groups of channels", "group-32"),
     "layer": Kind("layer norm", "layer", number="never"),
     "instance": Kind("instance norm", "instance", number="never"),
@@ -46,11 +46,10 @@ class NormName:
     kind: str
     number: float | None
 
-    @property
-    def text(self) -> str:
-        """How a report tells it."""
+    def text(self, samples: str = "images") -> str:
+        """How a report tells it. ``samples`` is what the data consists of, such as "rows"."""
         number = "" if self.number is None else f"{self.number:g}"
-        told = KINDS[self.kind].text.format(number)
+        told = KINDS[self.kind].text.format(number, samples=samples)
         return f"{told}, as batch norm for {number} steps" if self.kind == "renorm" and number else told
 
 

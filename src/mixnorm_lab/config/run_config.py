@@ -37,13 +37,13 @@ class RunConfig:
         norm_layers: the batch norms that it replaces, as in :class:`Mixture`.
         augment: crops and flips; None is what suits the data.
         recalibrate: batches that all statistics are refilled from before each evaluation, which is then done both ways.
-        validation: share of the training images that is held out and tested on instead of the test set, to choose settings.
+        validation: share of the training data that is held out and tested on instead of the test set, to choose settings.
         gan: None is a classifier.
         norm_momentum: of the statistics of every norm, batch norm and mixture norm alike; None leaves them their own.
         average: what is evaluated has the weights of the last updates, averaged with this decay as the running statistics
             are; 0 is the last weights alone.
         label_smoothing: the share of a label that the training spreads over all classes; evaluations do not.
-        train_eval: the last epoch's row tells the loss and the error of training images in evaluation as well.
+        train_eval: the last epoch's row tells the loss and the error of training data in evaluation as well.
         metric: what it is judged by, as ``config.metrics.metric_of`` takes it.
         image_size: the height and width of the images of a folder; None is what suits them.
         target: the column of a table, or of a saved data set, that is predicted.
@@ -74,7 +74,7 @@ class RunConfig:
         )
     )
     epochs: int = field(
-        metadata=setting(Option("--epochs", "Passes over the training images.", minimum=1, generators=True), label="epochs")
+        metadata=setting(Option("--epochs", "Passes over the training data.", minimum=1, generators=True), label="epochs")
     )
     batch_size: int = field(
         metadata=setting(
@@ -129,7 +129,7 @@ class RunConfig:
     validation: float = field(
         default=0.0,
         metadata=setting(
-            Option("--validation", "Test on this share of the training images, to choose settings.", minimum=0, maximum=0.9)
+            Option("--validation", "Test on this share of the training data, to choose settings.", minimum=0, maximum=0.9)
         ),
     )
     gan: Gan | None = field(default=None, metadata=setting(later=True))
@@ -184,7 +184,7 @@ class RunConfig:
         default=False,
         metadata=setting(
             Option(
-                "--train-eval", "At the end, evaluate on training images as well, without crops, flips and the norms' noise."
+                "--train-eval", "At the end, evaluate on training data as well, without crops, flips and the norms' noise."
             ),
             later=True,
         ),
@@ -260,7 +260,7 @@ class RunConfig:
         check(self.batch_size >= 1, "the batch size", self.batch_size, "at least 1")
         check(self.seed >= 0, "the seed", self.seed, "0 or more")
         check(self.recalibrate >= 0, "the number of batches to recalibrate with", self.recalibrate, "0 or more")
-        check(0 <= self.validation < 1, "the share of validation images", self.validation, "from 0 up to but not 1")
+        check(0 <= self.validation < 1, "the share of validation data", self.validation, "from 0 up to but not 1")
         metric_of(self.metric)
         on_disk = self.data.partition(":")[0] in RESERVED
         if not on_disk and (self.image_size is not None or self.target is not None):
@@ -306,7 +306,7 @@ class RunConfig:
     def norm_text(self) -> str:
         """Which norm it has, in the words of a report."""
         if self.norm is not None:
-            return norm_names.parse(self.norm).text
+            return norm_names.parse(self.norm).text(samples_of(self.data))
         return "batch norm" if self.mixture is None else "mixture norm"
 
     def to_json(self) -> dict[str, Any]:
@@ -343,6 +343,12 @@ def is_own(name: str) -> bool:
     """Whether a model or data set is the user's: "my_module:function", and not what a reserved word begins."""
     first, colon, _ = name.partition(":")
     return bool(colon) and first not in RESERVED
+
+
+def samples_of(data: str) -> str:
+    """What the data set of a name consists of: "images", "rows" of a table, or "samples" where the name does not say."""
+    kind, colon, _ = data.partition(":")
+    return {"table": "rows", "images": "images"}.get(kind, "samples") if colon else "images"
 
 
 def _comparable(config: RunConfig) -> dict[str, Any]:

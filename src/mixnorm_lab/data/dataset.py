@@ -53,6 +53,11 @@ class DataSet:
         return len(self.shape) == 1
 
     @property
+    def samples(self) -> str:
+        """What it consists of."""
+        return "rows" if self.has_rows else "images"
+
+    @property
     def predicts_numbers(self) -> bool:
         return self.train.labels.is_floating_point()
 
@@ -78,7 +83,8 @@ def stratified_split(images: Images, fraction: float, seed: int) -> tuple[Images
         held_out[random.permutation(members)[: round(fraction * len(members))]] = True
     if not 0 < fraction < 1 or not held_out.any() or held_out.all():
         raise ValueError(
-            f"a share of {fraction} of {len(labels)} images leaves one side empty: use one between 0 and 1, such as 0.1"
+            f"a share of {fraction:g} of {len(labels):,} samples leaves one side empty: use another between 0 and 1, "
+            "or more data"
         )
     mask = torch.from_numpy(held_out)
     return images[~mask], images[mask]

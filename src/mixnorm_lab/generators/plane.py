@@ -13,6 +13,7 @@ from mixnorm import convert, recalibrate
 from mixnorm_lab.config.plane import DATA, NORMS, PlaneData, PlaneSettings
 from mixnorm_lab.generators.gan import GanStep
 from mixnorm_lab.storage import environment, plane_results
+from mixnorm_lab.storage.folders import check_writable
 from mixnorm_lab.storage.plane_results import Result, Score
 from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.optimizers import set_rate
@@ -117,6 +118,7 @@ def compare(
     settings = settings or PlaneSettings()
     path = plane_results.path(folder, data)
     found = {(result.norm, result.seed): result for result in plane_results.read(path, settings)}
+    check_writable(folder)
     for seed in range(seeds):
         for norm in NORMS:
             if (norm, seed) not in found:

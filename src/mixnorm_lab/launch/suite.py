@@ -17,7 +17,7 @@ from mixnorm_lab.launch.one_run import NO_FILES, Failure, Files, Place, train_on
 from mixnorm_lab.launch.ray_cluster import Cluster
 from mixnorm_lab.launch.run_queue import RunQueue
 from mixnorm_lab.own.sources import changed
-from mixnorm_lab.storage.folders import recorded, run_folder, run_name
+from mixnorm_lab.storage.folders import check_writable, recorded, run_folder, run_name
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.training import build
 from mixnorm_lab.training.run import show_finished
@@ -65,6 +65,8 @@ class Suite:
                 )
             if record is None or not record.finished:
                 todo.append(config)
+        if todo:
+            check_writable(self.root)
         different = {replace(config, name="", seed=0).identity(): config for config in todo}
         classifiers = [config for config in different.values() if config.gan is None]
         notes = build.check(classifiers, self.files.data, progress, here or build.CPU)

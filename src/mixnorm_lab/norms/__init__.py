@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mixnorm_lab.config.norm_names import NormName, parse
 from mixnorm_lab.norms.dropout import BatchNormDropout
 from mixnorm_lab.norms.ghost import GhostBatchNorm, GhostParabola
-from mixnorm_lab.norms.group import group_norm
+from mixnorm_lab.norms.group import check_groups, group_norm
 from mixnorm_lab.norms.mode import ModeNorm
 from mixnorm_lab.norms.renorm import WARMUP, BatchRenorm
 from mixnorm_lab.norms.shuffled import ShuffledMixtureNorm
@@ -60,10 +60,12 @@ def replace_norms(model: nn.Module, name: str, layers: Sequence[str] = ("*",)) -
         layers: names or globs of modules, as :func:`mixnorm.convert` takes them.
     """
     wanted = parse(name)
-    for place, norm in batch_norms(model, layers).items():
+    found = batch_norms(model, layers)
+    if wanted.kind == "group":
+        check_groups(int(wanted.number or 0), {place: norm.num_features for place, norm in found.items()})
+    for place, norm in found.items():
         if place == "":
             raise ValueError("the model is a batch norm itself, which has no place to put another norm: put it in a module")
-        assert isinstance(norm, _BatchNorm)
         new = _make(wanted, norm.num_features, norm.eps, norm.momentum)
         owner = new.norm if isinstance(new, BatchNormDropout) else new
         if norm.affine:
@@ -73,10 +75,10 @@ def replace_norms(model: nn.Module, name: str, layers: Sequence[str] = ("*",)) -
     return model
 
 
-def batch_norms(model: nn.Module, layers: Sequence[str] = ("*",)) -> dict[str, nn.Module]:
+def batch_norms(model: nn.Module, layers: Sequence[str] = ("*",)) -> dict[str, _BatchNorm]:
     """The batch norms of a model at ``layers``, by their places; an error where a name or glob matches none."""
-    places = {place: norm for place, norm in model.named_modules() if type(norm) in _BATCH_NORMS}
-    chosen: dict[str, nn.Module] = {}
+    places = {place: norm for place, norm in model.named_modules() if isinstance(norm, _BatchNorm) and type(norm) in _KINDS}
+    chosen: dict[str, _BatchNorm] = {}
     for pattern in layers:
         found = [p for p in places if p == pattern or p.startswith(f"{pattern}.") or fnmatchcase(p, pattern)]
         if not found:
@@ -85,4 +87,4 @@ def batch_norms(model: nn.Module, layers: Sequence[str] = ("*",)) -> dict[str, n
     return chosen
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

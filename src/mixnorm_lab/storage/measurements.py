@@ -32,7 +32,7 @@ class MeasurementFile:
         if path is None:
             return
         if not path.parent.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}")
+            raise ValueError(f"{path} cannot be written: there is no folder {path.parent}, so make it or name another file")
         text = path.read_text() if path.exists() else ""
         if not text:
             path.write_text(_line(COLUMNS))

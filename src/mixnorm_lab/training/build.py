@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d, convert
 from mixnorm_lab import data, models, norms
-from mixnorm_lab.config.losses import CROSS_ENTROPY
+from mixnorm_lab.config.losses import BINARY, CROSS_ENTROPY
+from mixnorm_lab.config.metrics import ACCURACY
 from mixnorm_lab.config.parts.mixture import RECOMMENDED_LAYERS, Mixture
 from mixnorm_lab.config.run_config import RunConfig, is_own
 from mixnorm_lab.data import DataSet, Resident, split_loaders
@@ -32,6 +33,7 @@ from mixnorm_lab.training.not_finite import NotFinite
 from mixnorm_lab.training.team import ALONE, Team
 
 CPU = torch.device("cpu")
+OF_CLASSES = (CROSS_ENTROPY, BINARY, ACCURACY.name, "mean IoU")  # losses and metrics
 
 
 def prepare(
@@ -59,7 +61,7 @@ def check(
     Downloads what the cache lacks, and tells ``progress``.
     """
     sizes: dict[str, tuple[Any, ...]] = {}
-    checked = []
+    checked: list[tuple[Any, ...]] = []
     notes: dict[str, None] = {}
     for config in configs:
         if config.data not in sizes and is_own(config.data):
@@ -71,6 +73,15 @@ def check(
         elif config.data not in sizes:
             dataset = _dataset(config, folder, progress)
             sizes[config.data] = (dataset.num_classes, dataset.shape)
+            if dataset.predicts_numbers and (config.loss in OF_CLASSES or config.metric in OF_CLASSES):
+                raise ValueError(
+                    f"the {config.target} of {config.data} is a number, not a class: leave --loss and --metric out, or "
+                    "choose those of numbers, such as --loss mae"
+                )
+        split = (config.data, config.validation, config.subset, config.batch_size)
+        if split not in checked and not is_own(config.data):
+            checked.append(split)
+            _check_batch_size(config, _part(config, _dataset(config, folder)))
         different = (config.model, config.data, config.mixture, config.norm, config.norm_layers)
         if different not in checked:
             model = make_model(config, *sizes[config.data])
@@ -133,7 +144,7 @@ def check_shared(config: RunConfig, team: Team) -> None:
         )
     if config.batch_size % team.size:
         raise ValueError(
-            f"a batch of {config.batch_size} images cannot be shared evenly by {team.size} processes: use a --batch-size or "
+            f"a batch of {config.batch_size} cannot be shared evenly by {team.size} processes: use a --batch-size or "
             "an --nproc-per-node that fits"
         )
 
@@ -149,17 +160,31 @@ def make_source(config: RunConfig, device: torch.device, folder: Path | None = N
         if config.subset:
             train, test = split_loaders.subset(train, test, config.subset)
         return Loaders(train, test, device=device, channels_last=config.channels_last, whole=bool(config.step))
-    dataset = _dataset(config, folder)
-    if config.validation:
-        dataset = data.validation_split(dataset, config.validation)
-    if config.subset:
-        dataset = data.subset(dataset, config.subset)
+    dataset = _part(config, _dataset(config, folder))
     if dataset.has_rows:
         return RowSource(dataset, config.batch_size, device=device, share=(team.rank, team.size))
     return Resident(
         dataset, config.batch_size, device=device, channels_last=config.channels_last, augment=config.augment,
         share=(team.rank, team.size),
     )  # fmt: skip
+
+
+def _part(config: RunConfig, dataset: DataSet) -> DataSet:
+    """The part of a data set that a run trains on and tests on."""
+    if config.validation:
+        dataset = data.validation_split(dataset, config.validation)
+    return data.subset(dataset, config.subset) if config.subset else dataset
+
+
+def _check_batch_size(config: RunConfig, dataset: DataSet) -> None:
+    """Raises where the training data makes no batch."""
+    count = len(dataset.train)
+    if count < config.batch_size:
+        more = ", or a larger --subset" if config.subset else ""
+        raise ValueError(
+            f"{count:,} training {dataset.samples} make no batch of {config.batch_size:,}: use a --batch-size of {count:,} "
+            f"at most{more}"
+        )
 
 
 def make_model(
@@ -269,6 +294,7 @@ def _activate_where_a_relu_follows(model: nn.Module, name: str) -> None:
 # What PyTorch says of a user's data, and what to do about it.
 REMEDIES = {
     "must have the same dtype": "let the loader give inputs in fp32, with .float()",
+    "Input type (double)": "let the loader give inputs in fp32, with .float()",
     "same dtype as": "let the loader give inputs in fp32, with .float()",
     "expected scalar type": "let the loader give inputs in fp32, with .float()",
     "shapes cannot be multiplied": "the inputs must have the size that the model's layers take",
@@ -295,7 +321,8 @@ def explained(config: RunConfig) -> Iterator[None]:
         if not yours:
             raise
         remedy = next((remedy for text, remedy in REMEDIES.items() if text in str(error)), "mend it, --debug shows where")
-        raise ValueError(f"training {' with '.join(yours)} failed with {told(error).rstrip('.')}: {remedy}") from error
+        what = " with ".join(part for part in (yours[0], " and ".join(yours[1:])) if part)
+        raise ValueError(f"training {what} failed with {told(error).rstrip('.')}: {remedy}") from error
 
 
 _datasets: dict[tuple[Any, ...], DataSet] = {}  # one run after the other reads the same

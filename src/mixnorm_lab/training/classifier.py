@@ -136,7 +136,7 @@ class ClassifierLoop(TrainingLoop):
         model, batch = self.evaluated, self._batch
         test = evaluate(model, self.source.test_batches(batch), **self._where)
         if not math.isfinite(test.loss) and not all(map(batches_of.is_finite, self.source.test_batches(batch))):
-            raise NotFinite("the images to test on are not finite: remove what is infinite or not a number from the data")
+            raise NotFinite("the test data is not finite: remove what is infinite or not a number from it")
         if not self.config.recalibrate:
             return test, None
         if not has_statistics(model):  # nothing to refill, so that it is evaluated in one way

@@ -19,7 +19,7 @@ from mixnorm_lab.data.sources import Source, seed_everything
 from mixnorm_lab.storage.busy import Watch
 from mixnorm_lab.storage.snapshots import snapshot_epochs
 from mixnorm_lab.training.mixtures import components_in_use, snapshot
-from mixnorm_lab.training.not_finite import IMAGES, NotFinite, find_origin
+from mixnorm_lab.training.not_finite import BACKWARD, DATA, LOSS, NotFinite, find_origin
 from mixnorm_lab.training.optimizers import build_optimizer, follow_rates, set_rate
 from mixnorm_lab.training.progress import RunProgress
 from mixnorm_lab.training.shared_norms import share_norms
@@ -191,15 +191,25 @@ class TrainingLoop(ABC):
         self.step.plain()
         one = len(self.networks) == 1
         networks = {"" if one else name: (network, self.optimizers[name]) for name, network in self.networks.items()}
-        origin = find_origin(networks, self.step.update, number + 1, self.team)
+        origin = find_origin(networks, self.step, number + 1, self.team)
         what = f"the loss of step {number + 1} of epoch {before['epoch'] + 1} is not finite"
+        smaller = f"use a learning rate smaller than {rate:g}"
         if origin is None:
-            where = "but a second pass over the epoch stayed finite, so that no layer can be named"
-        else:
-            where = f"which began at step {origin[0] + 1} with {origin[1]}"
-        if origin is not None and origin[1] == IMAGES:
-            return f"{what}, {where}: remove what is infinite or not a number from the data"
-        return f"{what}, {where}: use a learning rate smaller than {rate:g}"
+            return f"{what}, but a second pass over the epoch stayed finite, so that no layer can be named: {smaller}"
+        began = f"which began at step {origin.step + 1} with {origin.place}"
+        if origin.part == DATA:
+            return f"{what}, {began}: remove what is infinite or not a number from the data"
+        if before["steps"] == origin.step == 0:  # no update came before, so that the rate has no part in it
+            first = "the loss of the first batch, before any update, is not finite"
+            if origin.part == LOSS:
+                own = self.config.step or self.config.loss
+                where = own if ":" in own else "the loss"
+                return f"{first}, though the model's output is: look at {where} and at the labels"
+            if number == 0:
+                return f"{first}, which began with {origin.place}: look at the weights that the model starts with"
+            if origin.part == BACKWARD:
+                return f"{what}, {began}, before any update: look at the slope of that layer and of the loss"
+        return f"{what}, {began}: {smaller}"
 
 
 def evaluation_copy(model: nn.Module, *, own_weights: bool = False) -> nn.Module:

@@ -178,7 +178,7 @@ def test_inputs_that_cannot_be_made_are_recorded_for_every_variant(tmp_path, mon
         (["layer", "--backend", "triton", "--device", "cpu"], "--backend triton cannot run on a CPU: use auto"),
         (["layer", "--layout", "nhwc"], "choose from channels_last, contiguous, both"),
         (["layer", "--device", "tpu"], "choose from auto, cuda, cpu"),
-        (["layer", "--out", "no/such/folder/x.csv"], "there is no folder no/such/folder"),
+        (["layer", "--out", "no/such/folder/x.csv"], "there is no folder no/such/folder, so make it or name"),
         (["table", "nothing.csv"], "there is no file nothing.csv"),
         (["plot", __file__], "is not a table"),
     ],

@@ -72,11 +72,13 @@ def test_a_comparison_on_a_table(table):
 
 def test_a_run_of_a_table_with_every_way_to_evaluate(table):
     more = ["--validation", 0.2, "--recalibrate", 2, "--average", 0.5, "--train-eval", "--batch-size", 64]
-    invoke("train", "--data", "t.csv", "--target", "answer", "--layers", "hidden*", "--epochs", 2, *more, *QUICK)
+    result = invoke("train", "--data", "t.csv", "--target", "answer", "--layers", "hidden*", "--epochs", 2, *more, *QUICK)
     [run] = records.find(table.parent / "runs")
     assert run.epochs[-1]["steps"] == 2 * (round(0.8 * round(0.8 * 400)) // 64)
     assert run.epochs[-1]["recalibrated_error"] is not None
     assert run.epochs[-1]["train_eval_error"] < 0.5
+    assert "2 epochs, on held-out training rows" in result.stdout
+    assert "image" not in result.stdout + result.stderr
 
 
 def test_numbers_are_predicted_by_their_squared_error(table):
@@ -114,6 +116,8 @@ def test_data_says_what_is_there(images, table):
     assert re.search(r"training images +24\n.*test images +8\n", invoke("data", "pets").stdout)
     assert re.search(r"target +2 classes\nleft out +note\n", invoke("data", "t.csv", "--target", "answer").stdout)
     assert json.loads(invoke("data", "pets", "--image-size", 4, "--json").stdout)["image"] == [1, 4, 4]
+    rows = json.loads(invoke("data", "t.csv", "--target", "answer", "--json").stdout)
+    assert (rows["train_rows"], rows["test_rows"], rows["row"]) == (320, 80, [3])
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,11 @@ def test_data_says_what_is_there(images, table):
             ["train", "--data", "t.csv", "--target", "answer", "--model", "resnet-18"],
             "is for images of 3 × 32 × 32, but table:",
         ),
+        (
+            ["train", "--data", "t.csv", "--target", "a", "--loss", "ce"],
+            "^the a of table:t.csv is a number, not a class: leave --loss and --metric out",
+        ),
+        (["train", "--data", "t.csv", "--target", "a", "--metric", "accuracy"], "is a number, not a class: leave --loss"),
         (["compare", "--data", "nope.csv"], "there is no file nope.csv"),
         (
             ["train", "--data", "pets", "--image-size", 12],

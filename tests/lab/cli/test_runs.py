@@ -234,8 +234,8 @@ def test_a_loss_that_is_not_finite_in_some_of_the_runs(users, tmp_path, no_pictu
     result = invoke(*arguments, code=2)
     [sentence] = result.stderr.splitlines()
     assert re.fullmatch(
-        r"batch-norm seed 1, mixture-norm seed 1: the loss of step 1 of epoch 1 is not finite, which began at step 1 with "
-        r"the output of 0: use a learning rate smaller than 0.05",
+        r"batch-norm seed 1, mixture-norm seed 1: the loss of the first batch, before any update, is not finite, "
+        r"which began with the output of 0: look at the weights that the model starts with",
         sentence,
     )
     assert "2 of 3" in result.stdout
@@ -281,7 +281,9 @@ def test_norms_side_by_side(tmp_path, no_pictures):
     assert last.config.mixture.layers == ("conv1", "conv3")
     assert last.config.mixture.options["em_iters"] == 0
     assert last.epochs[-1]["train_eval_loss"] > 0
-    more = json.loads(invoke("compare", "--norms", "batch,layer", "--train-eval", *out, "--json").stdout)
+    again = invoke("compare", "--norms", "batch,layer", "--train-eval", *out, "--json")
+    assert "--norms batch,layer makes no use of --option." in again.stderr
+    more = json.loads(again.stdout)
     assert [row["run"] for row in more["tables"][0]["rows"]] == ["batch-norm", "layer"]
     assert len(records.find(tmp_path / "out")) == 5  # batch norm was there
 
@@ -291,11 +293,12 @@ def test_norms_side_by_side(tmp_path, no_pictures):
     [
         (["compare", "--norms", "batch,gost-32"], "there is no norm 'gost-32': use ghost-32"),
         (["compare", "--norms", "mixture:speed=1"], "option 'speed' is unknown to mixture norm: choose from"),
+        (["compare", "--norms", "batch,group-5"], "the 16 channels of 'conv1.norm' cannot be divided into 5 groups, nor"),
         (["compare", "--norms", "layer", "--task", "gan"], "--task gan comes with its own --norms: leave that out"),
         (["compare", "--norms", "layer", "--layers", "conv9"], "'conv9' matches no batch norm: the model has conv1.norm"),
         (
-            ["train", "--norm", "layer", "-k", 3],
-            "-k, --em-iters and -o are of mixture norms: leave them out with --norm layer",
+            ["train", "--norm", "layer", "-k", 3, "--em-iters", 2],
+            "--norm layer has no use for --components, --em-iters: leave that out",
         ),
         (["train", "cifar-cnn/cifar10/bn-2", "--norm", "layer"], "comes with its own --norm: leave that out"),
         (["train", "--recipe", "onecycle"], "there is no recipe 'onecycle': use one-cycle"),
@@ -369,6 +372,8 @@ def test_a_report_of_what_is_there(copied, monkeypatch):
     assert list((copied / "figures").iterdir())
     monkeypatch.setattr("mixnorm_lab.reports.plots.curves.draw", lambda *_: [])
     text = invoke("report", copied, "--title", "What came out").stdout
+    *sentences, _ = text.splitlines()
+    assert all(len(line) <= 80 for line in sentences)
     assert " ".join(found["answers"]) in " ".join(text.split())
     assert "<title>What came out" in (copied / "report.html").read_text()
 
@@ -445,10 +450,40 @@ def test_two_runs_in_one_folder(copied):
     assert re.search(f"seed-1 is in use by process {os.getpid()}: wait until it is done", sentence)
 
 
-def test_a_file_where_the_folder_should_be(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["compare"],
+        ["train"],
+        ["reproduce", "cifar-cnn/cifar10/bn-2"],
+        ["compare", "--task", "gan", "--data", "ring", "--epochs", 1, "--seeds", 1],
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_told_before_any_work(command, tmp_path, monkeypatch):
+    def work(*_, **__):
+        raise AssertionError("the folder comes first")
+
+    monkeypatch.setattr("mixnorm_lab.training.build.check", work)
+    monkeypatch.setattr("mixnorm_lab.generators.plane.run", work)
     (tmp_path / "file").write_text("kept")
-    assert re.search("cannot be written .*: choose another folder", mistake(*COMPARE, "--out", tmp_path / "file" / "below"))
+    result = invoke(*command, "--out", tmp_path / "file" / "below", code=2)
+    assert re.fullmatch(
+        ".*below cannot be written .Not a directory.: choose another folder with --out", result.stderr.strip()
+    )
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_mistake_leaves_no_folder_behind(tmp_path):
+    mistake("compare", "--layers", "conv9", "--out", tmp_path / "new" / "runs")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a place where nobody may make a folder")
+def test_a_report_is_written_where_there_can_be_folders(copied):
+    invoke("report", copied, "--csv", copied / "new" / "x.csv")
+    assert sorted(path.name for path in (copied / "new").iterdir()) == ["x-summary.csv", "x.csv"]
+    sentence = mistake("report", copied, "--csv", "/proc/nowhere/x.csv")
+    assert sentence == "/proc/nowhere: No such file or directory: name another place, and run the same command again"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

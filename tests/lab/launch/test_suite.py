@@ -26,7 +26,7 @@ from mixnorm_lab.training.progress import Silent
 
 OPTIONS = {"num_components": 2, "em_iters": 1, "backend": "reference"}
 SETTINGS = dataclasses.replace(DIGITS, epochs=1, batch_size=256, mixture=Mixture(("conv2",), OPTIONS))
-NOT_FINITE = "the loss of step 1 of epoch 1 is not finite, which began at step 1 with the output of 0"
+NOT_FINITE = "the loss of the first batch, before any update, is not finite, which began with the output of 0"
 MODULE = """
 import os
 import torch

@@ -137,7 +137,7 @@ def test_ctrl_c_is_written_down_and_the_command_goes_on(undisturbed, tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--batch-size", "63"), "a batch of 63 images cannot be shared evenly by 2 processes"),
+        (("--batch-size", "63"), "a batch of 63 cannot be shared evenly by 2 processes"),
         (("no such experiment",), "there is no experiment"),
         (("dcgan/cifar10/mn",), "trains a generator: mixnorm reproduce dcgan/cifar10/mn --features RUN does that"),
     ],

@@ -1,6 +1,7 @@
 """The norms to compare with, each against its definition written out in fp64, one group, image or mode at a time."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -173,7 +174,7 @@ def test_a_ghost_parabola_starts_as_ghost_batch_norm():
 
 
 @pytest.mark.parametrize(
-    ("name", "groups"), [("group-2", 2), ("group-4", 2), ("layer", 1), ("instance", 6), ("group-32", 2)]
+    ("name", "groups"), [("group-2", 2), ("group-6", 6), ("layer", 1), ("instance", 6), ("group-36", 6)]
 )
 def test_group_layer_and_instance_norm(name, groups):
     x, norm = data(*SHAPE), with_affine(norms.make(name, 6))
@@ -184,6 +185,26 @@ def test_group_layer_and_instance_norm(name, groups):
 
     for mode in (True, False):
         torch.testing.assert_close(norm.train(mode)(x), by_hand(x))
+
+
+@pytest.mark.parametrize(
+    ("channels", "name", "sentence"),
+    [
+        (
+            (16, 32),
+            "group-5",
+            "the 16 channels of '0' cannot be divided into 5 groups, nor those of 1 more: use group-2 or group-4",
+        ),
+        ((24, 16), "group-32", "the 24 channels of '0' cannot be divided into 32 groups: use group-4 or group-8"),
+        ((6, 9), "group-2", "the 9 channels of '1' cannot be divided into 2 groups: use group-3"),
+        ((3, 8), "group-4", "the 3 channels of '0' cannot be divided into 4 groups: use layer, which has one group"),
+    ],
+)
+def test_groups_that_do_not_divide_the_channels_are_refused(channels, name, sentence):
+    model = nn.Sequential(*map(nn.BatchNorm2d, channels))
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        norms.replace_norms(model, name)
+    assert all(type(norm) is nn.BatchNorm2d for norm in model)
 
 
 # --- batch norm with dropout --------------------------------------------------------------------------------------------
@@ -454,11 +475,12 @@ def test_an_unknown_norm_is_answered_with_the_nearest(name, message):
 
 
 def test_what_a_report_calls_them():
-    told = [norm_names.parse(name).text for name in norm_names.EXAMPLES]
+    told = [norm_names.parse(name).text() for name in norm_names.EXAMPLES]
     assert told == [
         "ghost batch norm, groups of 32 images", "ghost batch norm with a parabola, groups of 32 images",
         "group norm, 32 groups of channels", "layer norm", "instance norm",
         "batch renorm", "mode norm, 2 modes",
         "mixture norm with shuffled responsibilities, K = 3", "batch norm with dropout of 0.1",
     ]  # fmt: skip
-    assert norm_names.parse("renorm-500").text == "batch renorm, as batch norm for 500 steps"
+    assert norm_names.parse("ghost-8").text("rows") == "ghost batch norm, groups of 8 rows"
+    assert norm_names.parse("renorm-500").text() == "batch renorm, as batch norm for 500 steps"

@@ -15,6 +15,7 @@ from mixnorm_lab.config.parts.mixture import Mixture
 from mixnorm_lab.config.parts.optimizer import Optimizer, Schedule
 from mixnorm_lab.data.resident import Resident
 from mixnorm_lab.data.sources import Loaders
+from mixnorm_lab.own import functions
 from mixnorm_lab.storage import records
 from mixnorm_lab.training.classifier import evaluate
 from mixnorm_lab.training.not_finite import NotFinite
@@ -136,11 +137,69 @@ def test_a_loss_that_is_not_finite_names_layer_and_step(breaks, step, began, tmp
     assert len(record.epochs) == 1
 
 
+def spoiled_loss(every, forward=1.0, backward=1.0):
+    """Cross-entropy, which a factor spoils at every call of such a number, in its value or in its gradient alone."""
+    calls = 0
+
+    def spoiled(output, labels):
+        nonlocal calls
+        calls += 1
+        value, slope = (forward, backward) if calls % every == 0 else (1.0, 1.0)
+        output.register_hook(lambda gradient: gradient * slope)
+        return F.cross_entropy(output, labels) * value
+
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (
+            {"forward": torch.nan},
+            "the loss of the first batch, before any update, is not finite, though the model's output is: look at NAME and "
+            "at the labels",
+        ),
+        (
+            {"backward": torch.nan},
+            "the loss of step 2 of epoch 1 is not finite, which began at step 1 with the gradient of 8.weight, before any "
+            "update: look at the slope of that layer and of the loss",
+        ),
+    ],
+)
+def test_what_is_not_finite_before_any_update_is_not_blamed_on_the_rate(spoil, sentence, tmp_path):
+    name = functions.name_of(spoiled_loss(1, **spoil), "loss")
+    with pytest.raises(NotFinite) as caught:
+        run(config(mixture=None, loss=name), tmp_path)
+    assert str(caught.value) == sentence.replace("NAME", name)
+
+
+def test_a_loss_whose_gradient_is_finite_where_it_is_not_itself(tmp_path):
+    name = functions.name_of(lambda output, labels: (output - 100).log().mean(), "loss")
+    with pytest.raises(NotFinite, match="the first batch, before any update, is not finite, though the model's output is"):
+        run(config(mixture=None, loss=name), tmp_path)
+
+
+def test_a_loss_that_is_not_finite_later_is_that_of_the_rate(tmp_path):
+    name = functions.name_of(spoiled_loss(3, torch.inf), "loss")
+    with pytest.raises(NotFinite, match=r"the loss of step 3 of epoch 1 .* began at step 3 with the loss: use a .* smaller"):
+        run(config(mixture=None, loss=name), tmp_path)
+
+
+def test_labels_that_are_not_finite(tmp_path):
+    labels = torch.randn(64, 10)
+    labels[5, 0] = torch.nan
+    images = torch.randn(64, 1, 8, 8)
+    batches = [(images, labels.nan_to_num()), (images, labels)]
+    numbers = config(mixture=None, loss="mean squared error", metric="mean squared error")
+    with pytest.raises(NotFinite, match=r"the loss of step 2 .* began at step 2 with the labels: remove what is"):
+        run(numbers, tmp_path, source=Loaders(batches, batches, device="cpu"))
+
+
 def test_images_that_are_not_finite(tmp_path):
     images = torch.randn(64, 1, 8, 8)
     images[3, 0, 2, 2] = torch.nan
     batches = [(images, torch.arange(64) % 10)]
-    with pytest.raises(NotFinite, match="began at step 1 with the images: remove"):
+    with pytest.raises(NotFinite, match="began at step 1 with the inputs: remove"):
         run(config(mixture=None), tmp_path, source=Loaders(batches, batches, device="cpu"))
 
 
@@ -148,7 +207,7 @@ def test_images_to_test_on_that_are_not_finite(tmp_path):
     images = torch.randn(64, 1, 8, 8)
     batches = [(images, torch.arange(64) % 10)]
     spoiled = [(torch.where(torch.arange(64).view(-1, 1, 1, 1) == 5, torch.nan, images), batches[0][1])]
-    with pytest.raises(NotFinite, match="the images to test on are not finite: remove"):
+    with pytest.raises(NotFinite, match="the test data is not finite: remove"):
         run(config(mixture=None), tmp_path, source=Loaders(batches, spoiled, device="cpu"))
 
 

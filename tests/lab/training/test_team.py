@@ -49,7 +49,7 @@ def test_two_ranks_train_as_one_process(tmp_path):
     with pytest.raises(NotFinite) as caught:
         helpers.train_case(CASES["mixture norm"], tmp_path / "alone" / NOT_FINITE, source=helpers.WithInfinity)
     assert first[NOT_FINITE] == second[NOT_FINITE] == str(caught.value)
-    assert "step 3 with the images" in first[NOT_FINITE]
+    assert "step 3 with the inputs" in first[NOT_FINITE]
     assert records.read(tmp_path / NOT_FINITE / records.NAME).reason == "not finite"
 
 
@@ -80,7 +80,7 @@ def test_a_batch_that_the_ranks_cannot_share():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"batch_size": 65}, "a batch of 65 images cannot be shared evenly by 2 processes: use a --batch-size or an"),
+        ({"batch_size": 65}, "a batch of 65 cannot be shared evenly by 2 processes: use a --batch-size or an"),
         ({"data": "my_module:loaders"}, "my_module:loaders is read in one process: leave torchrun out"),
         ({"gan": Gan()}, "test trains a generator, which runs in one process: leave torchrun out"),
     ],

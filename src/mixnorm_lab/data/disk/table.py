@@ -21,7 +21,7 @@ from torch import Tensor
 from mixnorm_lab.data.dataset import DataSet, Images, stratified_split
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?"}  # in any case of letters
+MISSING = {"", "na", "n/a", "nan", "null", "none", "?", "inf", "+inf", "-inf"}  # in any case of letters
 MOST_CLASSES = 20  # whole numbers: with more values than that they are numbers to predict
 MOST_TEXTS = 100  # values of a column of texts; one with more is a name, and is left out
 TEST_SHARE = 0.2
@@ -77,6 +77,9 @@ def _csv(path: Path) -> Columns:
     if len(lines) < 2:
         raise ValueError(f"{path} has no rows below its names of columns: is it the right file?")
     names, values = lines[0], lines[1:]
+    separator = next((mark for mark in ";|\t" if mark in names[0]), None)
+    if separator is not None and len(names) == 1:
+        raise ValueError(f"{path} has {separator!r} between its columns: save it with commas")
     if len(set(names)) < len(names):
         twice = next(name for name, times in Counter(names).items() if times > 1)
         raise ValueError(f"{path} has several columns {twice!r}: give each a name of its own")

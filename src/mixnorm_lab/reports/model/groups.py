@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mixnorm_lab.config.run_config import RunConfig
+from mixnorm_lab.config.run_config import RunConfig, samples_of
 from mixnorm_lab.reports.model.measure import PLAIN, RECALIBRATED, Measure, measure_of, row_key, values
 from mixnorm_lab.storage.records import Record
 
@@ -80,9 +80,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Family:
-    """Groups that belong in one table: the same model, data, epochs, images to test on, and metric. Batch norm comes first.
+    """Groups that belong in one table: the same model, data, epochs, data to test on, and metric. Batch norm comes first.
 
-    ``validation`` is the share of the training images that took the place of the test images.
+    ``validation`` is the share of the training data that took the place of the test data.
     """
 
     model: str
@@ -103,7 +103,7 @@ class Family:
 
     @property
     def title(self) -> str:
-        held_out = ", on held-out training images" if self.validation else ""
+        held_out = f", on held-out training {samples_of(self.data)}" if self.validation else ""
         return f"{self.model} on {self.data}, {self.epochs} epoch{'s' if self.epochs > 1 else ''}{held_out}"
 
 

@@ -75,8 +75,11 @@ def _apart(made: Comparison) -> str:
     """ "2.94 points higher [2.29, 3.60]"."""
     measure, end = made.measure, made.end
     assert end.mean is not None
+    assert made.ended.mean is not None
+    assert made.base_ended.mean is not None
     if not float(measure.text(abs(end.mean))):
-        text = "no difference"
+        same = measure.text(made.ended.mean) == measure.text(made.base_ended.mean)
+        text = "no difference" if same else "hardly any difference"
         sign = 1
     else:
         sign = -1 if end.mean < 0 else 1
@@ -105,7 +108,7 @@ def _sooner(made: Comparison) -> str:
         return f"Not every run reached what batch norm reaches in the first half. {BUSY if made.busy else ''}".rstrip()
     goal = f"{target.value:.{max(0, made.measure.digits - 1)}f}{made.measure.unit}"
     goal = goal if made.measure.unit else f"a {made.measure.name} of {goal}"
-    counts = f"({target.steps.mean:,.0f} instead of {target.base_steps.mean:,.0f})"
+    counts = _instead(f"{target.steps.mean:,.0f}", f"{target.base_steps.mean:,.0f}")
     told = f"It reached {goal} {_share(target.fewer, 'steps')} {counts}"
     if made.busy:
         return f"{told}. {BUSY}"
@@ -129,11 +132,15 @@ def _share(made: Difference, what: str) -> str:
     return f"{text}{inside}{chance}".replace("-", "−")
 
 
+def _instead(ours: str, theirs: str) -> str:
+    return f"({ours})" if ours == theirs else f"({ours} instead of {theirs})"
+
+
 def _time(target: Target) -> str:
     if target.less_time is None or target.less_time.mean is None or target.seconds.mean is None:
         return ""
     assert target.base_seconds.mean is not None
-    spent = f"({duration(target.seconds.mean)} instead of {duration(target.base_seconds.mean)})"
+    spent = _instead(duration(target.seconds.mean), duration(target.base_seconds.mean))
     return f", and {_share(target.less_time, 'training time')} {spent}"
 
 

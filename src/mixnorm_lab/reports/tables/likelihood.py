@@ -12,7 +12,7 @@ def table(view: LayerLikelihoods) -> Table:
     columns = (
         Column("components", "K", digits=0),
         Column("fitted", "log-likelihood, fitted", digits=2),
-        Column("held_out", "of other images", digits=2),
+        Column("held_out", "of other samples", digits=2),
         Column("bic", "BIC", digits=2),
         Column("modes", "modes", digits=0),
     )
@@ -28,7 +28,7 @@ def table(view: LayerLikelihoods) -> Table:
     ]
     notes = (
         f"Mixtures of {view.layer}'s input, fitted to {view.points:,} points of {view.channels} channels, and tried on as "
-        "many of other images. In nats a point, beyond K = 1; of the BIC less is better. Modes are the maxima of the fitted "
-        "density: where there is one, the components overlap and differ in their widths.",
+        "many of other samples. In nats a point, beyond K = 1; of the BIC less is better. Modes are the maxima of the "
+        "fitted density: where there is one, the components overlap and differ in their widths.",
     )
     return Table(f"How many components {view.layer} wants", columns, rows, notes)

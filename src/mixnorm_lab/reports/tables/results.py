@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mixnorm_lab.config import catalog
+from mixnorm_lab.config.run_config import samples_of
 from mixnorm_lab.reports.model.comparison import Comparison, comparisons, placebo, verdict
 from mixnorm_lab.reports.model.groups import (
     Family,
@@ -30,7 +31,7 @@ INTERVAL = (
     "In brackets: Welch's 95% interval of the difference over all seeds. n: the seeds of the norm and, if not as many, of "
     'batch norm. "Which is" counts all rows of its column (Holm\'s correction). "Cannot tell": chance could explain it.'
 )
-EVALUATED = "The evaluated train loss is of training images without crops and flips, by the norms in evaluation."
+EVALUATED = "The evaluated train loss is of training {samples}, by the norms in evaluation."
 PLACEBO = (
     "Batch norm, other seed: how far apart two seeds of batch norm are, in the mean over all pairs that got there. "
     "A saving of that size needs no better norm."
@@ -74,7 +75,9 @@ def ends(family: Family, key: str = PLAIN, *, paper: bool = True) -> Table:
             row |= {"above": found[id(group)].end, "verdict": verdict(found[id(group)].end)}
         rows.append(row)
     notes = [INTERVAL] if any(row.get("above") for row in rows) else []
-    notes += [EVALUATED] * any(row.get("train_eval_loss") for row in rows)
+    if any(row.get("train_eval_loss") for row in rows):
+        samples = samples_of(family.data)
+        notes.append(EVALUATED.format(samples=samples + " without crops and flips" * (samples == "images")))
     notes += [f"{measure.name[:1].upper()}{measure.name[1:]}: {measure.metric.better} is better."] * (
         not measure.is_accuracy
     )

@@ -1,6 +1,7 @@
 """What reports make of records that were made up, so that every figure is known."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -223,7 +224,8 @@ def spread(error, seeds=3, by=0.001):
         ),
         (spread(0.2, 1), spread(0.15, 1), "5.00 points higher (one seed each; the last epoch)"),
         (spread(0.2, 1), spread(0.15, 1), "Five seeds of each norm would tell more."),
-        (spread(0.2, by=0.01), spread(0.2, by=0.01), "no difference [−2.27, 2.27]"),
+        (spread(0.2, by=0.01), spread(0.2, by=0.01), ", no difference [−2.27, 2.27]"),
+        (spread(0.20006, 1), spread(0.20004, 1), "accuracy 80.00% against 79.99%, hardly any difference"),
     ],
 )
 def test_the_answer_says_what_is_certain(bn, mn, words):
@@ -250,6 +252,8 @@ def test_the_answer_says_how_much_sooner():
     assert (
         "It reached 60.0% in 50% fewer steps (195 instead of 390), and in 50% less training time (2.0 s instead of" in answer
     )
+    [alike] = Outcome(couple(bn, bn)).answers
+    assert re.search(r"It reached [\d.]+% in as many steps \(390\)", alike)
     [slower] = Outcome(couple(mn, bn)).answers
     assert "more steps" in slower
     assert "more training time" in slower
