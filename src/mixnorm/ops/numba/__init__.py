@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -54,12 +55,14 @@ class NumbaKernels(FastKernels):
         self, points: Tensor, size: int, draws: Any, components: int, options: Options
     ) -> tuple[Tensor, Mixture]:
         sample = self.sample(points, size, draws).contiguous()
-        uniforms, found = draws[size + 1 :].view(points.shape[0], -1), _empty_mixture(sample, components)
-        with _LOCK:
-            fit.seed(*_arrays(sample.unsqueeze(2), uniforms, found.means))
+        x, found = sample.unsqueeze(2), _empty_mixture(sample, components)
+        uniforms, resp = draws[size + 1 :].view(points.shape[0], -1), sample.new_empty(*sample.shape[:2], components)
         # The first step of k-means finds the clusters of the seeds. Of one component there is nothing to iterate.
         steps = (1 + options.lloyd_iters, options.em_iters) if components > 1 else (1, 0)
-        _em(sample.unsqueeze(2), found, steps=steps, floors=(options.min_variance, options.min_weight))
+        floors = float(options.min_variance), float(options.min_weight)  # loops are compiled for each type
+        with _LOCK:
+            fit.seed(*_arrays(x, uniforms, found.means))
+            em.em(*_arrays(x, resp, *found), False, *steps, *floors, reference.MIN_VARIANCE)
         return sample, found
 
     def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
@@ -72,19 +75,25 @@ class NumbaKernels(FastKernels):
         return sample
 
     def em(self, sample: Tensor, start: Mixture, iterations: int, options: Options) -> Mixture:
-        found = Mixture(*(t.clone(memory_format=torch.contiguous_format) for t in start))
-        _em(sample.unsqueeze(2), found, steps=(0, iterations), floors=(options.min_variance, options.min_weight))
+        found, resp = Mixture(*map(_CLONE, start)), sample.new_empty(*sample.shape[:2], start.weights.shape[1])
+        floors = float(options.min_variance), float(options.min_weight)
+        with _LOCK:
+            em.em(*_arrays(sample.unsqueeze(2), resp, *found), False, 0, iterations, *floors, reference.MIN_VARIANCE)
         return found
 
     def em_step(self, points: Tensor, mixture: Mixture) -> tuple[Tensor, Mixture]:
-        found = Mixture(*(t.clone(memory_format=torch.contiguous_format) for t in mixture))
-        return _em(points.to(found.means.dtype), found, steps=(0, 1)), found
+        x, found = points.to(mixture.means.dtype), Mixture(*map(_CLONE, mixture))  # which is written over
+        resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], mixture.weights.shape[1])
+        with _LOCK:
+            em.em(*_arrays(x, resp, *found), False, 0, 1, 0.0, 0.0, reference.MIN_VARIANCE)
+        return resp, found
 
     def moments(self, points: Tensor, resp: Tensor) -> Mixture:
-        points = points.to(resp.dtype)
-        found = _empty_mixture(points, resp.shape[2])
-        found.means.copy_(points[:, :1, 0])  # about the first point, and if that is far away once more, about the means
-        _em(points, found, resp=resp)
+        x = points.to(resp.dtype)
+        found = _empty_mixture(x, resp.shape[2])
+        found.means.copy_(x[:, :1, 0])  # about the first point, and if that is far away once more, about the means
+        with _LOCK:
+            em.em(*_arrays(x, resp, *found), True, 0, 0, 0.0, 0.0, reference.MIN_VARIANCE)
         return found
 
     def mix(
@@ -92,10 +101,13 @@ class NumbaKernels(FastKernels):
     ) -> Tensor:
         x = points.to(resp.dtype)
         y = out if out is not None and out.dtype == x.dtype else torch.empty_like(x)
+        inside, activation, options = _options(parameters, form)
+        arrays = _arrays(x, resp, y, *mixture, *_with_overall(mixture, parameters))
+        threads, points_in, shares, written, weights, *given = arrays
         with _LOCK:
-            lines, shift, *_ = _lines(_factors(mixture.weights, parameters, form), mixture[1:], mixture, parameters, form)
-            threads, *arrays, written = _arrays(x, resp, y)
-            transform.mix(threads, *arrays, *lines, shift, written)
+            outer, inner = transform.factors(weights, form.scale == "unit", inside)
+            *lines, shift = transform.affine(inner, *given, *options)
+            transform.mix(threads, points_in, shares, outer, *lines, activation, shift, written)
         if out is None:
             return y.to(points.dtype)
         return out if y is out else out.copy_(y)
@@ -110,31 +122,34 @@ class NumbaKernels(FastKernels):
         form: Form,
         over_ranks: Callable[[Tensor], None] | None = None,
     ) -> tuple[Tensor | None, ...]:
-        factors = _factors(mixture.weights, parameters, form)
-        return _gradient(
-            grad, points, resp, mixture.weights, factors, mixture[1:], mixture, parameters, form, True, over_ranks
-        )
+        a = reference.component_scale(mixture.weights, form.scale)
+        factors = (torch.ones_like(a), a) if _options(parameters, form)[0] else (a, torch.ones_like(a))
+        given = mixture.weights, *factors, *mixture[1:], *_with_overall(mixture, parameters)
+        return _gradient(grad, points, resp, given, parameters, form, True, over_ranks)
 
     def evaluate(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
-        x = points.to(history.means.dtype)
-        log_weights, factors, slots, components, options = _flat_history(history, parameters, form)
-        y = torch.empty_like(x)
+        x, (inside, activation, options) = points.to(history.means.dtype), _options(parameters, form)
+        y, (tables, trust) = torch.empty_like(x), _flat_history(history, form, inside)
+        arrays = _arrays(x, y, *tables, *_with_overall(history, parameters))
+        threads, points_in, written, slots, log_weights, outer, inner, means, variances, *given = arrays
         with _LOCK:
-            lines, shift, *_ = _lines(factors, components, history, parameters, form)
-            *arrays, out = _arrays(x, log_weights, slots, *components, y)
-            evaluation.evaluate(*arrays, *options, *lines, shift, out)
+            *lines, shift = transform.affine(inner, means, variances, *given, *options)
+            evaluation.evaluate(
+                threads, points_in, slots, log_weights, means, variances, *trust, outer, *lines, activation, shift, written
+            )
         return y.to(points.dtype)
 
     def inference_backward(
         self, grad: Tensor, points: Tensor, history: History, parameters: Parameters, form: Form
     ) -> list[Tensor | None]:
         x = points.detach().to(history.means.dtype)
-        log_weights, factors, slots, components, options = _flat_history(history, parameters, form)
+        tables, trust = _flat_history(history, form, _options(parameters, form)[0])
+        slots, log_weights, outer, inner, *components = tables
         resp = x.new_empty(x.shape[0], x.shape[1] * x.shape[2], log_weights.shape[1])
-        *arrays, out = _arrays(x, log_weights, slots, *components, resp)
         with _LOCK:
-            evaluation.posteriors(*arrays, *options, out)
-        return list(_gradient(grad, points, resp, log_weights, factors, components, history, parameters, form, False, None))
+            evaluation.posteriors(*_arrays(x, resp, slots, log_weights, *components), *trust)
+        given = log_weights, outer, inner, *components, *_with_overall(history, parameters)
+        return list(_gradient(grad, points, resp, given, parameters, form, False, None))
 
 
 class _FitOnly(ReferenceTransform, NumbaKernels):
@@ -155,34 +170,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _is_scale_inside(parameters: Parameters, form: Form) -> bool:
-    return form.is_scale_inside(parameters.within is not None or parameters.between is not None)
+def _options(parameters: Parameters, form: Form) -> tuple[bool, int | None, tuple[Any, float, bool, bool]]:
+    """Whether a_k is inside the activation, which activation, and d (1, D) with the options of ``transform.affine``.
 
-
-def _factors(weights: Tensor, parameters: Parameters, form: Form) -> tuple[Tensor, Tensor]:
-    """a_k behind the activation, and inside."""
-    a = reference.component_scale(weights, form.scale)
-    return (torch.ones_like(a), a) if _is_scale_inside(parameters, form) else (a, torch.ones_like(a))
-
-
-def _lines(
-    factors: Sequence[Tensor],
-    components: Sequence[Tensor],
-    mixtures: Mixture | History,
-    parameters: Parameters,
-    form: Form,
-) -> tuple[Any, ...]:
-    """Each component as a line or a parabola, the shift behind their sum, and what ``transform.affine`` makes these of.
-
-    Loops are compiled for an activation and a deviation that are ``None``, and for those that are not.
+    Loops are compiled for an activation and a d that are ``None``, and for those that are not.
     """
-    given = _arrays(factors[1], *components, *_with_overall(mixtures, parameters), like=components[0])[1:]
+    inside = form.is_scale_inside(parameters.within is not None or parameters.between is not None)
+    activation = None if form.activation is None else _ACTIVATIONS[form.activation]
     deviation = None if parameters.deviation is None else _arrays(parameters.deviation.unsqueeze(0))[1]
     affine_inside = form.affine_mode == "output" and (form.component_affine or form.activation is not None)
-    options = deviation, float(form.eps), form.affine_mode == "statistics", affine_inside
-    *lines, shift = transform.affine(*given, *options)
-    activation = None if form.activation is None else _ACTIVATIONS[form.activation]
-    return (_arrays(factors[0])[1], *lines, activation), shift, given, options
+    return inside, activation, (deviation, float(form.eps), form.affine_mode == "statistics", affine_inside)
 
 
 def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[Tensor | None]:
@@ -203,27 +200,27 @@ def _with_overall(mixtures: Mixture | History, parameters: Parameters) -> list[T
     return [torch.stack(overall, 1).flatten(0, 1), *rows]
 
 
-def _flat_history(history: History, parameters: Parameters, form: Form) -> tuple[Any, ...]:
-    """A history as the loops take it: T·K components in groups that each have a posterior of their own."""
+def _flat_history(history: History, form: Form, inside: bool) -> tuple[list[Tensor], tuple[float, int, float]]:
+    """A history as the loops take it, T·K components in groups that each have a posterior of their own.
+
+    The weights of the groups; log λ, a_k behind the activation and inside, μ and σ² of the components. And the least σ², the
+    size of a group, and how far its points may be.
+    """
     log_weights, mixing, scale = reference.inference_factors(history.weights, history.tau, history.mode, form.scale)
-    factors = (mixing, scale) if _is_scale_inside(parameters, form) else (mixing * scale, torch.ones_like(scale))
-    components = history.means.flatten(1, 2), history.variances.flatten(1, 2)
+    factors = (mixing, scale) if inside else (mixing * scale, torch.ones_like(scale))
     group, dim = history.weights.shape[2], history.means.shape[3]
     slots, farthest = history.tau, reference.farthest(dim) if history.bounded else float("inf")
     if history.mode != "ensemble":
-        slots, group, farthest = torch.ones_like(slots[:, :1]), components[0].shape[1], float("inf")
-    options = max(float(form.eps), reference.MIN_VARIANCE), group, farthest
-    return log_weights.flatten(1, 2), [t.flatten(1, 2) for t in factors], slots, components, options
+        slots, group, farthest = torch.ones_like(slots[:, :1]), log_weights[0].numel(), float("inf")
+    tables = [slots, *(t.flatten(1, 2) for t in (log_weights, *factors, history.means, history.variances))]
+    return tables, (max(float(form.eps), reference.MIN_VARIANCE), group, farthest)
 
 
 def _gradient(
     grad: Tensor,
     points: Tensor,
     resp: Tensor,
-    weights: Tensor,
-    factors: Sequence[Tensor],
-    components: Sequence[Tensor],
-    mixtures: Mixture | History,
+    given: Sequence[Tensor | None],
     parameters: Parameters,
     form: Form,
     of_batch: bool,
@@ -231,51 +228,34 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the points and the parameters. ``of_batch``: μ and σ² are the points' own statistics under λ.
 
-    ``factors`` are a_k behind the activation, and inside.
+    ``given`` are λ, a_k behind the activation and inside, μ, σ², and what :func:`_with_overall` returns.
     """
     x, grad = points.detach().to(resp.dtype), grad.to(resp.dtype)
     found = [None if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in parameters]
+    *written, of_deviation = (None if t is None else t.view(-1, t.shape[-1]) for t in found)
     flows = torch.empty(x.shape[0], 2, resp.shape[2], x.shape[3], dtype=torch.float64)  # through μ and σ²
     grad_points = torch.empty_like(x)
+    _, activation, options = _options(parameters, form)
+    threads, x_in, grad_in, shares, weights, outer, inner, *components = _arrays(x, grad, resp, *given)
+    means, variances, overall, gamma, _, within, between = components
+    arrays = [
+        *_arrays(flows.flatten(1, 2), *written, like=x)[1:],
+        None if of_deviation is None else _arrays(of_deviation)[1],
+    ]
     with _LOCK:
-        lines, _, (inner, means, variances, overall, gamma, _, within, between), options = _lines(
-            factors, components, mixtures, parameters, form
-        )
-        threads, *arrays = _arrays(x, grad, resp)
-        *written, of_deviation = (None if t is None else t.view(-1, t.shape[-1]) for t in found)
+        *lines, _ = transform.affine(inner, *components, *options)
+        points_given = threads, x_in, grad_in, shares, outer, *lines, activation
         gradient.gradient_lines(
-            threads, *arrays, *lines, _arrays(weights)[1], inner, means, variances, overall, gamma, within, between,
-            *options, of_batch, *_arrays(flows.flatten(1, 2), *written, like=x)[1:],
-            None if of_deviation is None else _arrays(of_deviation)[1],
-        )  # fmt: skip
-    if over_ranks is not None:  # it adds up what all implementations agree on
-        outer = factors[0][:, None, :, None]
-        shared = (flows * outer).to(resp.dtype)
-        over_ranks(shared)
-        flows = torch.where(outer > 0, shared / outer, 0).double()
-    with _LOCK:
-        gradient.gradient_points(
-            threads, *arrays, *lines, means, *_arrays(flows.to(resp.dtype).flatten(1, 2), grad_points)[1:]
+            *points_given, weights, inner, means, variances, overall, gamma, within, between, *options, of_batch, *arrays
         )
-    return grad_points.to(points.dtype), *found
-
-
-def _em(
-    points: Tensor,
-    mixture: Mixture,
-    resp: Tensor | None = None,
-    steps: tuple[int, int] = (0, 0),
-    floors: tuple[float, float] = (0.0, 0.0),
-) -> Tensor:
-    """``em.em`` over a mixture, which changes in place: ν."""
-    is_given = resp is not None
-    if resp is None:
-        resp = points.new_empty(points.shape[0], points.shape[1] * points.shape[2], mixture.weights.shape[1])
-    threads, x, shares, *arrays = _arrays(points, resp, *mixture)
-    least_variance, least_weight = map(float, floors)  # loops are compiled for each type
+    if over_ranks is not None:  # it adds up what all implementations agree on
+        behind = given[1][:, None, :, None]  # type: ignore[index]
+        shared = (flows * behind).to(resp.dtype)
+        over_ranks(shared)
+        flows = torch.where(behind > 0, shared / behind, 0).double()
     with _LOCK:
-        em.em(threads, x, shares, is_given, *steps, least_variance, least_weight, reference.MIN_VARIANCE, *arrays)
-    return resp
+        gradient.gradient_points(*points_given, means, *_arrays(flows.to(resp.dtype).flatten(1, 2), grad_points)[1:])
+    return grad_points.to(points.dtype), *found
 
 
 def _empty_mixture(points: Tensor, components: int) -> Mixture:
@@ -283,6 +263,7 @@ def _empty_mixture(points: Tensor, components: int) -> Mixture:
     return Mixture(points.new_empty(shape[:2]), points.new_empty(shape), points.new_empty(shape))
 
 
+_CLONE = functools.partial(torch.clone, memory_format=torch.contiguous_format)
 _NOTHING = {torch.float32: np.empty((0, 0), np.float32), torch.float64: np.empty((0, 0), np.float64)}
 _TYPES = {torch.float32: "<f4", torch.float64: "<f8"}
 

@@ -174,8 +174,8 @@ def em_step(
 
 @entry
 def em(
-    threads: int, x: Any, resp: Any, is_given: bool, hard_steps: int, soft_steps: int, min_variance: float,
-    min_weight: float, floor: float, weights: Any, means: Any, variances: Any,
+    threads: int, x: Any, resp: Any, weights: Any, means: Any, variances: Any, is_given: bool, hard_steps: int,
+    soft_steps: int, min_variance: float, min_weight: float, floor: float,
 ) -> None:  # fmt: skip
     """Steps of k-means and then of EM over a mixture, which changes in place, and the ν (B, m, K) of the last of them.
 

@@ -80,17 +80,9 @@ def _posteriors_stretch(
 
 @entry
 def posteriors(
-    threads: int,
-    x: Any,
-    log_weights: Any,
-    slots: Any,
-    means: Any,
-    variances: Any,
-    floor: float,
-    group: int,
+    threads: int, x: Any, out: Any, slots: Any, log_weights: Any, means: Any, variances: Any, floor: float, group: int,
     farthest: float,
-    out: Any,
-) -> None:
+) -> None:  # fmt: skip
     """The posterior of each component among its ``group`` (K for the ensemble, else all T·K), into out (B, m, T·K).
 
     A slot that is farther than ``farthest`` from a point counts for less; ``slots`` (B, T·K / group) are their weights.
@@ -138,7 +130,7 @@ def _evaluate_stretch(
 
 @entry
 def evaluate(
-    threads: int, x: Any, log_weights: Any, slots: Any, means: Any, variances: Any, floor: float, group: int,
+    threads: int, x: Any, slots: Any, log_weights: Any, means: Any, variances: Any, floor: float, group: int,
     farthest: float, outer: Any, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any, shift: Any, y: Any,
 ) -> None:  # fmt: skip
     """``posteriors`` and ``mix`` in one pass: y = Σ_k ν_k · outer_k · act(x̂_k) with γ and β, for T·K components."""

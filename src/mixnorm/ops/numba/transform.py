@@ -175,6 +175,20 @@ def _add_curve(
 
 
 @entry
+def factors(weights: Any, is_unit: bool, inside: bool) -> Any:
+    """a_k = 1/√λ_k, or 1 where ``is_unit``, and 0 for a component that is not in use: behind the activation, and inside."""
+    outer, inner = np.ones_like(weights), np.ones_like(weights)
+    for b in range(weights.shape[0]):
+        for k in range(weights.shape[1]):
+            a = 0.0 if weights[b, k] == 0 else 1.0 if is_unit else 1 / math.sqrt(weights[b, k])
+            if inside:
+                inner[b, k] = a
+            else:
+                outer[b, k] = a
+    return outer, inner
+
+
+@entry
 def mix(
     threads: int, x: Any, resp: Any, outer: Any, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any,
     shift: Any, y: Any,
