@@ -9,7 +9,7 @@ import numpy as np
 from mixnorm.ops.numba.em import densities, posterior
 from mixnorm.ops.numba.points import load, store
 from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
-from mixnorm.ops.numba.transform import add_component
+from mixnorm.ops.numba.transform import add_three
 
 
 @inlined
@@ -101,7 +101,7 @@ def _evaluate_stretch(
     b, _, start, stop = stretch(item, stretches, x.outer * x.inner)
     dim = x.dim
     tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
-    resp, w = np.zeros((4, group), means.dtype), np.zeros(4, means.dtype)
+    resp, w = np.zeros((4, group), means.dtype), np.zeros((3, 4), means.dtype)
     far, trust = np.zeros((4, 1 + group), means.dtype), np.zeros(4, means.dtype)
     total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
     for i in range(start, stop, 4):
@@ -116,11 +116,12 @@ def _evaluate_stretch(
             _slot_posterior(tile, count, b, first, group, log_norm, means, inverse, resp, far)
             for p in range(count):
                 trust[p] = _trust(far[p, 0], farthest, slots[b, first // group], total, missing, p)
-            for j in range(group):
-                k = first + j
-                for p in range(4):
-                    w[p] = resp[p, j] * factor[b, k] * trust[p] if p < count else 0
-                add_component(tile, count, w, b, k, centre, scale, offset, bend, activation, out)
+            for j in range(0, group, 3):
+                w[:] = 0
+                for n in range(min(3, group - j)):
+                    for p in range(count):
+                        w[n, p] = resp[p, j + n] * factor[b, first + j + n] * trust[p]
+                add_three(tile, count, w, b, first + j, centre, scale, offset, bend, activation, out)
         for p in range(count):
             scaling = 1 / total[p] if missing[p] > 0 else out.dtype.type(1)
             for d in range(dim):

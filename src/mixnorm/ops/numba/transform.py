@@ -49,11 +49,11 @@ def affine(
     ``reference.mix_components``.
 
     gamma and beta are (1, D), or (K, D) for each component, or empty; within and between (1, D) or empty, and if they are
-    not, overall is μ and σ² of all points, (2·B, D); deviation is (1, D) or None, and bend is as well. centre, scale and
-    offset have rows by threes, padded with zeros.
+    not, overall is μ and σ² of all points, (2·B, D); deviation is (1, D) or None, and bend is as well. Behind those of
+    the components, centre, scale and offset have two rows of zeros, so that three may be taken from any on.
     """
     batch, components, dim = means.shape
-    rows = (components + 2) // 3 * 3
+    rows = components + 2
     centre, scale = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
     offset, shift = np.zeros((batch, rows, dim), means.dtype), np.zeros(dim, means.dtype)
     bend = None if deviation is None else np.zeros((batch, rows, dim), means.dtype)
@@ -105,60 +105,58 @@ def _mix_stretch(
             for j in range(min(3, components - k)):
                 for p in range(count):
                     w[j, p] = resp[b, i + p, k + j] * factor[b, k + j]
-            _add_three(tile, count, w, b, k, centre, scale, offset, bend, activation, out)
+            add_three(tile, count, w, b, k, centre, scale, offset, bend, activation, out)
         store(out, count, y, b, i)
 
 
 @inlined
-def _add_three(
+def add_three(
     tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any, out: Any
 ) -> None:
     """out += Σ w_j · act(x̂_j) of three components, for the points of a tile; there may be fewer, whose w are 0."""
-    if activation is not None or bend is not None:
+    if bend is not None or (activation is not None and activation != RELU):
         for j in range(3):
-            add_component(tile, count, w[j], b, k + j, centre, scale, offset, bend, activation, out)
+            _add_curve(tile, count, w[j], b, k + j, centre, scale, offset, bend, activation, out)
         return
     u0, u1, u2, u3 = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
     v0, v1, v2, v3 = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
     w0, w1, w2, w3 = w[2, 0], w[2, 1], w[2, 2], w[2, 3]
+    is_first = u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0
+    is_second = v0 != 0 or v1 != 0 or v2 != 0 or v3 != 0
+    is_third = w0 != 0 or w1 != 0 or w2 != 0 or w3 != 0
+    if is_first + is_second + is_third <= 1:  # as where modes are apart
+        j = 1 if is_second else 2 if is_third else 0
+        u0, u1, u2, u3 = w[j, 0], w[j, 1], w[j, 2], w[j, 3]
+        for d in range(tile.shape[1]):
+            c, a, o = centre[b, k + j, d], scale[b, k + j, d], offset[b, k + j, d]
+            z0, z1 = a * (tile[0, d] - c) + o, a * (tile[1, d] - c) + o
+            z2, z3 = a * (tile[2, d] - c) + o, a * (tile[3, d] - c) + o
+            out[0, d] += u0 * (z0 if activation is None else relu(z0))
+            out[1, d] += u1 * (z1 if activation is None else relu(z1))
+            out[2, d] += u2 * (z2 if activation is None else relu(z2))
+            out[3, d] += u3 * (z3 if activation is None else relu(z3))
+        return
     for d in range(tile.shape[1]):
         c0, c1, c2 = centre[b, k, d], centre[b, k + 1, d], centre[b, k + 2, d]
         a0, a1, a2 = scale[b, k, d], scale[b, k + 1, d], scale[b, k + 2, d]
         o0, o1, o2 = offset[b, k, d], offset[b, k + 1, d], offset[b, k + 2, d]
         x0, x1, x2, x3 = tile[0, d], tile[1, d], tile[2, d], tile[3, d]
-        out[0, d] += u0 * (a0 * (x0 - c0) + o0) + v0 * (a1 * (x0 - c1) + o1) + w0 * (a2 * (x0 - c2) + o2)
-        out[1, d] += u1 * (a0 * (x1 - c0) + o0) + v1 * (a1 * (x1 - c1) + o1) + w1 * (a2 * (x1 - c2) + o2)
-        out[2, d] += u2 * (a0 * (x2 - c0) + o0) + v2 * (a1 * (x2 - c1) + o1) + w2 * (a2 * (x2 - c2) + o2)
-        out[3, d] += u3 * (a0 * (x3 - c0) + o0) + v3 * (a1 * (x3 - c1) + o1) + w3 * (a2 * (x3 - c2) + o2)
+        if activation is None:
+            out[0, d] += u0 * (a0 * (x0 - c0) + o0) + v0 * (a1 * (x0 - c1) + o1) + w0 * (a2 * (x0 - c2) + o2)
+            out[1, d] += u1 * (a0 * (x1 - c0) + o0) + v1 * (a1 * (x1 - c1) + o1) + w1 * (a2 * (x1 - c2) + o2)
+            out[2, d] += u2 * (a0 * (x2 - c0) + o0) + v2 * (a1 * (x2 - c1) + o1) + w2 * (a2 * (x2 - c2) + o2)
+            out[3, d] += u3 * (a0 * (x3 - c0) + o0) + v3 * (a1 * (x3 - c1) + o1) + w3 * (a2 * (x3 - c2) + o2)
+        else:
+            out[0, d] += u0 * relu(a0 * (x0 - c0) + o0) + v0 * relu(a1 * (x0 - c1) + o1) + w0 * relu(a2 * (x0 - c2) + o2)
+            out[1, d] += u1 * relu(a0 * (x1 - c0) + o0) + v1 * relu(a1 * (x1 - c1) + o1) + w1 * relu(a2 * (x1 - c2) + o2)
+            out[2, d] += u2 * relu(a0 * (x2 - c0) + o0) + v2 * relu(a1 * (x2 - c1) + o1) + w2 * relu(a2 * (x2 - c2) + o2)
+            out[3, d] += u3 * relu(a0 * (x3 - c0) + o0) + v3 * relu(a1 * (x3 - c1) + o1) + w3 * relu(a2 * (x3 - c2) + o2)
 
 
 @inlined
-def add_component(
-    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any, out: Any
-) -> None:
-    """out += w · act(x̂_k) for the points of a tile."""
-    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-    if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
-        return
-    if bend is None and activation is None:
-        for d in range(tile.shape[1]):
-            c, a, o = centre[b, k, d], scale[b, k, d], offset[b, k, d]
-            out[0, d] += w0 * (a * (tile[0, d] - c) + o)
-            out[1, d] += w1 * (a * (tile[1, d] - c) + o)
-            out[2, d] += w2 * (a * (tile[2, d] - c) + o)
-            out[3, d] += w3 * (a * (tile[3, d] - c) + o)
-    elif bend is None and activation == RELU:
-        zero = tile.dtype.type(0)
-        for d in range(tile.shape[1]):
-            c, a, o = centre[b, k, d], scale[b, k, d], offset[b, k, d]
-            z0, z1 = (tile[0, d] - c) * a + o, (tile[1, d] - c) * a + o
-            z2, z3 = (tile[2, d] - c) * a + o, (tile[3, d] - c) * a + o
-            out[0, d] += w0 * (zero if z0 < 0 else z0)
-            out[1, d] += w1 * (zero if z1 < 0 else z1)
-            out[2, d] += w2 * (zero if z2 < 0 else z2)
-            out[3, d] += w3 * (zero if z3 < 0 else z3)
-    else:
-        _add_curve(tile, count, w, b, k, centre, scale, offset, bend, activation, out)
+def relu(z: Any) -> Any:
+    """max(z, 0), which is NaN where z is."""
+    return type(z)(0) if z < 0 else z
 
 
 @serial
