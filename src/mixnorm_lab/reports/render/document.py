@@ -51,6 +51,7 @@ ALONE, BY_ITSELF = "alone", "Seconds of runs that had the GPU for themselves"
 # Those in a folder of this name were trained to look inside: nothing else is told of them.
 INSPECTED = "inspected"
 LOOKED_AT = {"densities": "Densities before and after the norms", "mixtures": "An input and mixtures of it"}
+IN_USE_TOO = ("best/cifar10",)  # beside the runs that were looked at, those whose components in use are shown
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,10 @@ def _inside(families: Sequence[Family], folder: Path) -> dict[str, list[Picture]
             seen = next((layer for layer in names if shown[0].name == f"densities-{slug(layer)}"), None)
             shown += densities.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
             found.setdefault(family.model, []).extend(shown)
+    for family in families:
+        too = replace(family, groups=tuple(group for group in family.groups if group.name in IN_USE_TOO))
+        if family.model in found:
+            found[family.model] += curves.draw([too], folder, ("components",), (FORMAT,))
     return found
 
 
