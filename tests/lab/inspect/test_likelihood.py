@@ -88,6 +88,20 @@ def test_correlation_is_told_from_modes():
         assert rows[1].modes == maxima
 
 
+def test_the_fits_are_those_of_scikit_learn():
+    mixture = pytest.importorskip("sklearn.mixture").GaussianMixture
+    mix = torch.randn(CHANNELS, CHANNELS, generator=torch.Generator().manual_seed(2))
+    points = (long_tail() @ mix).double()
+    first, second = points[: POINTS // 2].numpy(), points[POINTS // 2 :].numpy()
+    found = look(points)
+    for kind, rows in (("diag", found.rows), ("full", found.covariances)):
+        for row in rows[:2]:
+            theirs = mixture(row.components, covariance_type=kind, n_init=3, max_iter=300, tol=1e-5, random_state=0).fit(
+                first
+            )
+            assert row.held_out == pytest.approx(theirs.score(second), abs=0.02)
+
+
 def test_centres_and_widths():
     apart, wide = (look(points(), components=(2,)).rows[0] for points in (two_modes, long_tail))
     between = 16 * 2 / 9  # of means 0 and 4, the second of which a third of the points has
