@@ -129,7 +129,7 @@ def inspect(
         Path | None, typer.Option("--out", help="The folder for the pictures; by default, one in the run.")
     ] = None,
     likelihood: Annotated[
-        bool, typer.Option("--likelihood", help="Also find how many components the norm's input wants; a minute or more.")
+        bool, typer.Option("--likelihood", help="Also find how many components the norm's input wants; some minutes.")
     ] = False,
     device: Device = "auto",
     as_json: Json = False,
@@ -145,7 +145,7 @@ def inspect(
         run = records.read(_record(folder))
         found = inspect_run(run, choose_device(device), data, layer, out, likelihood=likelihood)
     view, epochs, paths = found.view, found.epochs, found.pictures
-    table = None if found.likelihoods is None else likelihood_table.table(found.likelihoods)
+    table = None if found.likelihoods is None else likelihood_table.table([found.likelihoods])
     if as_json:
         shown = {} if table is None else {"likelihood": table.json()}
         print_json({"layer": view.layer, "epochs": epochs, "pictures": [str(path) for path in paths], **shown})

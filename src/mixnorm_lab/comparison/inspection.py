@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from mixnorm_lab.inspect import norm_inputs
-from mixnorm_lab.inspect.component_counts import COMPONENTS, layer_likelihoods
+from mixnorm_lab.inspect.component_counts import layer_likelihoods
 from mixnorm_lab.inspect.densities import LayerDensities
 from mixnorm_lab.inspect.likelihood import LayerLikelihoods, save
 from mixnorm_lab.reports.plots import densities
@@ -16,6 +16,8 @@ from mixnorm_lab.storage.folders import INSPECTION
 from mixnorm_lab.storage.records import Record
 from mixnorm_lab.tasks.task import Task
 from mixnorm_lab.training import build
+
+BATCHES = 8  # of training images, for the likelihoods
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ def inspect_run(
     *,
     likelihood: bool = False,
 ) -> Inspection:
-    """Looks at a norm of a run. With ``likelihood`` the densities have mixtures of 1 to 5 components, and how well each
+    """Looks at a norm of a run. With ``likelihood`` also fits mixtures of 1 to 5 components to its input: how well each
     describes other images is kept beside the pictures."""
     assert record.path is not None
     folder = record.path.parent
@@ -50,14 +52,16 @@ def inspect_run(
     inputs = next(iter(source.train_batches(1, seed=record.config.seed)))
     with build.explained(record.config):
         model, feed = model.to(device), Task.of(record.config).feed
-        components = COMPONENTS if likelihood else norm_inputs.COMPONENTS
-        view = norm_inputs.layer_densities(model, inputs, layer, components=components, feed=feed)
-        found = None
+        view = norm_inputs.layer_densities(model, inputs, layer, feed=feed)
+        found = fits = None
         if likelihood:
-            found = layer_likelihoods(norm_inputs.layer_input(model, inputs, view.layer, feed=feed), view.layer)
+            few = source.train_batches(min(BATCHES, source.steps_per_epoch), seed=record.config.seed)  # no image twice
+            batches = (norm_inputs.layer_input(model, batch, view.layer, feed=feed) for batch in few)
+            found, seen = layer_likelihoods(batches, view.layer, epochs=epochs, channels=view.channels)
+            fits = replace(view, points=found.points, norms=seen)
     out = out or folder / INSPECTION
     try:
-        paths = densities.write(out, densities=view, record=record, layer=view.layer)
+        paths = densities.write(out, densities=view, fits=fits, record=record, layer=view.layer)
     except ModuleNotFoundError:
         raise ValueError(
             "Pictures need matplotlib: install the extra, pip install '.[tools]' from a checkout of mixnorm"

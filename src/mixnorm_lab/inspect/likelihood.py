@@ -18,6 +18,10 @@ class Likelihood:
         held_out: that of a point of the other half.
         bic: the Bayesian information criterion for a point of the first half, in nats; less is better.
         modes: how many maxima its density has.
+        one_mode: how many channels have a single maximum, each looked at by itself.
+        between: the share of a channel's variance that lies between the components' means, in the mean over the channels:
+            0 where they share a centre.
+        widths: how many times as wide as the narrowest component the widest is, in the geometric mean over all directions.
     """
 
     components: int
@@ -25,29 +29,40 @@ class Likelihood:
     held_out: float
     bic: float
     modes: int
+    one_mode: int
+    between: float
+    widths: float
 
 
 @dataclass(frozen=True)
 class LayerLikelihoods:
-    """Mixtures of a layer's input, by their components.
+    """Mixtures of a layer's input, by their components, and of what it is to be held against.
 
     Args:
+        epochs: of the training before it.
         points: those of each half.
+        rows: of components without covariances, as those of mixture norm.
+        normal: the same of other points, drawn from one normal distribution with the input's covariances.
+        covariances: of components with covariances.
     """
 
     layer: str
+    epochs: int
     points: int
     channels: int
     rows: tuple[Likelihood, ...]
+    normal: tuple[Likelihood, ...]
+    covariances: tuple[Likelihood, ...]
 
 
 def save(view: LayerLikelihoods, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"likelihood-{view.layer.replace('.', '-')}.json"
+    path = folder / f"likelihood-{view.layer.replace('.', '-')}-epoch-{view.epochs}.json"
     path.write_text(json.dumps(asdict(view), indent=1) + "\n", encoding="utf-8")
     return path
 
 
 def read(path: Path) -> LayerLikelihoods:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return LayerLikelihoods(**{**found, "rows": tuple(Likelihood(**row) for row in found["rows"])})
+    rows = {name: tuple(Likelihood(**row) for row in found[name]) for name in ("rows", "normal", "covariances")}
+    return LayerLikelihoods(**found | rows)

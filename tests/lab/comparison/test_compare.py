@@ -413,6 +413,9 @@ def test_norms_of_any_project_can_be_looked_at(mine, tmp_path):
     told = invoke("inspect", "out/mixture-norm/seed-0").stdout
     assert told.startswith("The norm 1 after 2 epochs:\n")
     assert "no mixture norm" not in told
+    told = invoke("inspect", "out/mixture-norm/seed-0", "--likelihood", "--out", "seen").stdout
+    assert "How many components 1 wants" in told
+    assert Path("seen/likelihood-1-epoch-2.json").exists()
     told = invoke("inspect", "out/batch-norm/seed-0").stdout.splitlines()
     assert told[0] == "The norm 1 after 2 epochs:"
     assert told[-1] == "This run has no mixture norm, so there are no components to show over its training."

@@ -1,6 +1,7 @@
 """Looking inside: snapshots in the record, densities with their mixtures, and the pictures of both."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -372,6 +373,21 @@ def test_a_spike_leaves_room_for_the_rest_and_the_caption_says_so():
     picture, figure = pictures.before_and_after(view)
     assert one.heights.max() > figure.axes[0].get_ylim()[1] > one.heights[31:].max()
     assert picture.caption.endswith("cut off.")
+
+
+def test_mixtures_have_a_row_each_and_stand_beside_the_rest(modes, tmp_path):
+    fits = replace(
+        modes, norms=tuple(norm_inputs.Normalization(f"K = {k}", norm.before, ()) for k, norm in enumerate(modes.norms, 1))
+    )
+    picture, figure = pictures.mixtures(fits)
+    assert [axis.get_ylabel() for axis in figure.axes[::2]] == ["K = 1", "K = 2", "K = 3"]
+    lines = [len(axis.get_lines()) for axis in figure.axes[::2]]
+    assert lines == [2, 3, 4]  # the mixture and its components
+    labels = [text.get_text() for legend in figure.subfigs[0].legends for text in legend.get_texts()]
+    assert labels == ["activations", "mixture", "component 1", "component 2", "component 3"]
+    assert f"{modes.points:,} points" in picture.caption
+    made = pictures.draw(tmp_path, densities=modes, fits=fits, formats=("svg",))
+    assert [one.name for one in made] == ["densities-norm", "mixtures-norm"]
 
 
 def test_a_channel_of_equal_values_is_drawn_whole():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +31,22 @@ HARDLY_VARY = f" Channels that hardly vary, with less than {SILENT:.0%} of the l
 
 
 def write(
-    folder: Path, *, densities: LayerDensities | None = None, record: Record | None = None, layer: str | None = None
+    folder: Path,
+    *,
+    densities: LayerDensities | None = None,
+    fits: LayerDensities | None = None,
+    record: Record | None = None,
+    layer: str | None = None,
 ) -> list[Path]:
     """Draws what there is to draw, each picture as PNG and SVG with its caption inside; returns the paths of the PNGs.
 
     Args:
         densities: of :func:`mixnorm_lab.inspect.norm_inputs.layer_densities`.
+        fits: the input alone, with the mixtures of :func:`mixnorm_lab.inspect.component_counts.layer_likelihoods`.
         record: of the training, for the components over its epochs.
         layer: whose components; ``None`` is the first mixture norm.
     """
-    made = draw(folder, densities=densities, record=record, layer=layer, counts=True, narrow=True)
+    made = draw(folder, densities=densities, fits=fits, record=record, layer=layer, counts=True, narrow=True)
     return [folder / f"{picture.name}.png" for picture in made]
 
 
@@ -48,6 +54,7 @@ def draw(
     folder: Path,
     *,
     densities: LayerDensities | None = None,
+    fits: LayerDensities | None = None,
     record: Record | None = None,
     layer: str | None = None,
     counts: bool = False,
@@ -57,13 +64,13 @@ def draw(
     """As :func:`write`, the last view only with ``counts``; returns the pictures for a report.
 
     Args:
-        narrow: draw the first two again for a phone, with fewer channels.
+        narrow: draw all but the last again for a phone, with fewer channels.
     """
     import matplotlib as mpl
 
     with mpl.rc_context(STYLE):
-        made = _views(densities, record, layer)
-        small = _views(densities, record, layer, NARROW_COLUMNS) if narrow else []
+        made = _views(densities, fits, record, layer)
+        small = _views(densities, fits, record, layer, NARROW_COLUMNS) if narrow else []
         counted = in_use(record) if record is not None and counts else None
         made += [] if counted is None else [counted]
         for (picture, figure), size, an_inch in [*((one, 8.0, 17) for one in made), *((one, 9.5, 13) for one in small)]:
@@ -76,11 +83,16 @@ def draw(
 
 
 def _views(
-    densities: LayerDensities | None, record: Record | None, layer: str | None, columns: int = COLUMNS
+    densities: LayerDensities | None,
+    fits: LayerDensities | None,
+    record: Record | None,
+    layer: str | None,
+    columns: int = COLUMNS,
 ) -> list[tuple[Picture, Figure]]:
     """The views of a layer's channels, the first ``columns`` of them."""
     drawn = (
         None if densities is None else before_and_after(densities, columns),
+        None if fits is None else mixtures(fits, columns),
         None if record is None else evolution(record, layer, columns),
     )
     return [one for one in drawn if one is not None]
@@ -89,34 +101,64 @@ def _views(
 def before_and_after(view: LayerDensities, most: int = COLUMNS) -> tuple[Picture, Figure]:
     """A column for each channel, and for each norm two rows: the layer's input with its mixture, and the output."""
     title = f"Activations of {view.layer} before and after batch norm and mixture norm"
-    rows, channels = 2 * len(view.norms), view.channels[:most]
-    columns, more = len(channels), len(view.channels) > most
-    narrow = most <= NARROW_COLUMNS
-    width = NARROW_WIDTH if narrow else 1.4 + 2.1 * columns
-    long = 2.7 if narrow else 0.9 * (4 - columns)  # a narrow caption is
-    figure = _figure(title, (width, 1.6 + 1.35 * rows + long))
-    body: Any = figure.subfigures()  # its legend leaves room for a caption below
-    axes = body.subplots(rows, columns, squeeze=False)
-    cut = False
-    for number, norm in enumerate(view.norms):
-        color = BLUE if norm.name == "BN" else ORANGES[0]
-        for row, word, found in ((2 * number, "before", norm.before), (2 * number + 1, "after", norm.after)):
-            for axis, density in zip(axes[row], found[:columns], strict=True):
-                cut |= _density(axis, density, after=word == "after")
-            axes[row, 0].set_ylabel(f"{word} {norm.name}", color=color, fontweight="bold")
-    for column, channel in enumerate(channels):
-        axes[0, column].set_title(f"channel {channel}", fontsize=10)
-    count = max(len(density.weights) for norm in view.norms for density in norm.before)
-    _legend(body, count, columns=5 if columns > 3 else 1 if narrow else columns)
     caption = (
         f"{view.points:,} points of one training batch. Before: the mixture, fitted to all channels together, one Gaussian "
         "for BN; fit is how much of the histogram lies under its density. After: the normal distribution with the mean and "
         "deviation of the output; normal is how much of the histogram lies under it. Dashed: the components, as they go "
         "in and as they come out, numbered by weight for each norm anew."
     )
-    return Picture(
-        f"densities-{slug(view.layer)}", title, caption + cut * SPIKES + view.left_out * HARDLY_VARY + more * NARROW
-    ), figure
+    rows = [
+        _Row(f"{word} {norm.name}", BLUE if norm.name == "BN" else ORANGES[0], found, after=word == "after")
+        for norm in view.norms
+        for word, found in (("before", norm.before), ("after", norm.after))
+    ]
+    return _by_channels(view, f"densities-{slug(view.layer)}", title, caption, rows, most)
+
+
+def mixtures(view: LayerDensities, most: int = COLUMNS) -> tuple[Picture, Figure]:
+    """A column for each channel, and for each mixture a row: the layer's input with the mixture."""
+    title = f"Activations of {view.layer} and mixtures of one and of more components"
+    caption = (
+        f"{view.points:,} points of training images. Line: a mixture of K components without covariances, fitted to all "
+        "channels together; fit is how much of the histogram lies under its density. Dashed: the components, numbered by "
+        "weight in each row anew."
+    )
+    rows = [_Row(norm.name, INK, norm.before) for norm in view.norms]
+    return _by_channels(view, f"mixtures-{slug(view.layer)}", title, caption, rows, most)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a picture: densities by channels, of a norm's input or of what comes out ``after`` it."""
+
+    label: str
+    color: str
+    densities: tuple[Density, ...]
+    after: bool = False
+
+
+def _by_channels(
+    view: LayerDensities, name: str, title: str, caption: str, rows: Sequence[_Row], most: int
+) -> tuple[Picture, Figure]:
+    """A picture with a column for each of the first ``most`` channels."""
+    channels = view.channels[:most]
+    columns, more = len(channels), len(view.channels) > most
+    narrow = most <= NARROW_COLUMNS
+    width = NARROW_WIDTH if narrow else 1.4 + 2.1 * columns
+    long = 2.7 if narrow else 0.9 * (4 - columns)  # a narrow caption is
+    figure = _figure(title, (width, 1.6 + 1.35 * len(rows) + long))
+    body: Any = figure.subfigures()  # its legend leaves room for a caption below
+    axes = body.subplots(len(rows), columns, squeeze=False)
+    cut = False
+    for across, row in zip(axes, rows, strict=True):
+        for axis, density in zip(across, row.densities[:columns], strict=True):
+            cut |= _density(axis, density, row.after)
+        across[0].set_ylabel(row.label, color=row.color, fontweight="bold")
+    for column, channel in enumerate(channels):
+        axes[0, column].set_title(f"channel {channel}", fontsize=10)
+    count = max(len(density.weights) for row in rows if not row.after for density in row.densities)
+    _legend(body, count, columns=5 if columns > 3 else 1 if narrow else columns, after=any(row.after for row in rows))
+    return Picture(name, title, caption + cut * SPIKES + view.left_out * HARDLY_VARY + more * NARROW), figure
 
 
 def _density(axis: Any, density: Density, after: bool) -> bool:
@@ -145,12 +187,12 @@ def _density(axis: Any, density: Density, after: bool) -> bool:
     return _limit(axis, max(density.heights.max(), line.max()), 3 * usual or np.inf)
 
 
-def _legend(figure: Any, count: int, columns: int) -> None:
+def _legend(figure: Any, count: int, columns: int, after: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Any] = [Patch(color=FILL, label="activations")]
-    handles.append(Line2D([], [], color=INK, label="before: mixture, after: normal distribution"))
+    handles.append(Line2D([], [], color=INK, label="before: mixture, after: normal distribution" if after else "mixture"))
     handles += [Line2D([], [], color=_color(k), ls="--", label=f"component {k + 1}") for k in range(count)]
     figure.legend(handles=handles, loc="outside lower left", ncols=columns, columnspacing=1.4)
 

@@ -42,7 +42,7 @@ STYLE: Any = {
     "svg.hashsalt": "mixnorm",
 }
 SIZE = (4.8, 3.5)  # inches: text stays readable at the width of a phone
-LEGEND_LETTERS = 66  # in a line of a legend
+LEGEND_LETTERS, PIECE = 66, 9  # in a line of a legend, and those that a piece of line and the space around it take
 FORMATS = ("png", "svg")
 
 
@@ -99,10 +99,10 @@ def new_figure(title: str, x: str, y: str) -> tuple[Figure, Any]:
 def legend_below(figure: Figure) -> None:
     """A legend below the axis, where it hides nothing; the figure grows by its height."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    labels = [textwrap.fill(label, LEGEND_LETTERS - 6) for label in labels]
+    labels = [textwrap.fill(label, LEGEND_LETTERS - PIECE) for label in labels]
     if not labels:
         return
-    longest = 6 + max(len(line) for label in labels for line in label.splitlines())  # with its piece of line
+    longest = PIECE + max(len(line) for label in labels for line in label.splitlines())
     columns = max(1, min(len(labels), 4, LEGEND_LETTERS // longest))
     lines = [max(label.count("\n") + 1 for label in labels)] * -(-len(labels) // columns)
     figure.set_figheight(figure.get_figheight() + 0.1 + 0.18 * sum(lines))

@@ -48,6 +48,10 @@ MODELS = {
 }  # as a heading names them
 # Runs in a folder of this name had the device for themselves: their seconds count, and their other numbers stand elsewhere.
 ALONE, BY_ITSELF = "alone", "Seconds of runs that had the GPU for themselves"
+# Those in a folder of this name were trained to look inside: nothing else is told of them.
+INSPECTED = "inspected"
+LOOKED_AT = {"densities": "Densities before and after the norms", "mixtures": "An input and mixtures of it"}
+IN_USE_TOO = ("best/cifar10",)  # beside the runs that were looked at, those whose components in use are shown
 
 
 @dataclass(frozen=True)
@@ -92,13 +96,14 @@ def assemble(
     cost_rows: Sequence[Row] = (),
 ) -> list[Page]:
     """The pages before they are Markdown. ``said``: paragraphs by the title of their section; "" is the beginning."""
-    alone = [record for record in records if record.path is not None and ALONE in record.path.parts]
-    outcome = Outcome([record for record in records if all(record is not other for other in alone)])
+    alone, inspected = _in_folder(records, ALONE), _in_folder(records, INSPECTED)
+    apart = {id(record) for record in (*alone, *inspected)}
+    outcome = Outcome([record for record in records if id(record) not in apart])
     families, generators = outcome.classifiers, outcome.generators
     drawn = {picture.name: picture for picture in curves.draw(families, pictures, KINDS, (FORMAT,))}
-    inside = _inside(families, pictures)
+    inside = _inside([*families, *groups.families(inspected)], pictures)
     drawn |= {picture.name: picture for found in inside.values() for picture in found}
-    pages = _of_models(families, drawn, inside, evaluations, alone)
+    pages = _of_models(families, drawn, inside, evaluations, alone, inspected)
     pages += _of_generators(generators, outcome.distances, points, pictures)
     if cost_rows:
         pages.append(Page("cost.md", COST, (Section(COST, tables=(cost.table(cost_rows),)),)))
@@ -115,6 +120,10 @@ def assemble(
         if path.stem not in kept:
             path.unlink()
     return pages
+
+
+def _in_folder(records: Sequence[Record], name: str) -> list[Record]:
+    return [record for record in records if record.path is not None and name in record.path.parts]
 
 
 def _with_sections(page: Page, said: Mapping[str, Sequence[str]]) -> Page:
@@ -146,6 +155,7 @@ def _of_models(
     inside: Mapping[str, list[Picture]],
     evaluations: Sequence[Evaluation],
     alone: Sequence[Record],
+    inspected: Sequence[Record],
 ) -> list[Page]:
     by_model: dict[str, list[Family]] = {}
     for family in families:
@@ -165,8 +175,11 @@ def _of_models(
             tables = tuple(_bare(table) for table in timed if table.rows)
             sections.append(Section(BY_ITSELF, tables=tables, commands=commands(family)))
         title = MODELS.get(model, model)
-        wanted = tuple(likelihood_table.table(view) for view in _likelihoods(found))
-        sections.append(Section(f"{INSIDE}: {title}", tables=wanted, pictures=tuple(inside.get(model, ()))))
+        looked_at = groups.families(record for record in inspected if record.config.model == model)
+        wanted = _likelihoods([run for family in (*found, *looked_at) for run in _runs(family)])
+        tables = (likelihood_table.table(wanted),) if wanted else ()
+        again = tuple(command for family in looked_at for command in _look_again(family))
+        sections.append(Section(f"{INSIDE}: {title}", (), tables, tuple(inside.get(model, ())), commands=again))
         pages.append(Page(f"{slug(title)}.md", title, tuple(sections)))
     return pages
 
@@ -232,25 +245,51 @@ def _method(families: Sequence[Family], generators: Sequence[Family], records: S
 def _inside(families: Sequence[Family], folder: Path) -> dict[str, list[Picture]]:
     """By the model, the runs that ``mixnorm inspect`` has looked at: densities, and the components over the training."""
     found: dict[str, list[Picture]] = {}
-    for model, run in ((family.model, run) for family in families for group in family.groups for run in group.all_runs):
-        looked_at = [] if run.path is None else sorted((run.path.parent / INSPECTION).glob("densities-*.svg"))
-        if not looked_at:
-            continue
-        shown = found.setdefault(model, [])
-        for path in looked_at:
-            shutil.copyfile(path, folder / path.name)
-            shown.append(Picture(path.stem, f"Densities before and after the norms: {run.config.name}", "", wide=True))
-        names = [layer for epoch in run.epochs for layer in epoch["mixtures"] or ()]
-        seen = next((layer for layer in names if looked_at[0].stem == f"densities-{slug(layer)}"), None)
-        shown += densities.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
+    for family in families:
+        for run in _runs(family):
+            shown = [] if run.path is None else _looked_at(run, run.path.parent / INSPECTION, folder)
+            if not shown:
+                continue
+            names = [layer for epoch in run.epochs for layer in epoch["mixtures"] or ()]
+            seen = next((layer for layer in names if shown[0].name == f"densities-{slug(layer)}"), None)
+            shown += densities.draw(folder, record=run, layer=seen, counts=True, formats=(FORMAT,))
+            found.setdefault(family.model, []).extend(shown)
+    for family in families:
+        too = replace(family, groups=tuple(group for group in family.groups if group.name in IN_USE_TOO))
+        if family.model in found:
+            found[family.model] += curves.draw([too], folder, ("components",), (FORMAT,))
     return found
 
 
-def _likelihoods(families: Sequence[Family]) -> list[LayerLikelihoods]:
-    """How many components the norms want that ``mixnorm inspect --likelihood`` has looked at."""
-    paths = [run.path for family in families for group in family.groups for run in group.all_runs]
-    folders = [path.parent / INSPECTION for path in paths if path is not None]
-    return [likelihood.read(path) for folder in folders for path in sorted(folder.glob("likelihood-*.json"))]
+def _runs(family: Family) -> list[Record]:
+    return [run for group in family.groups for run in group.all_runs]
+
+
+def _looked_at(run: Record, inspection: Path, folder: Path) -> list[Picture]:
+    """The pictures of a run that ``mixnorm inspect`` made, copied into the folder of the document."""
+    found = []
+    for kind, what in LOOKED_AT.items():
+        for path in sorted(inspection.glob(f"{kind}-*.{FORMAT}")):
+            shutil.copyfile(path, folder / path.name)
+            found.append(Picture(path.stem, f"{what}: {run.config.name}", "", wide=True))
+    return found
+
+
+def _likelihoods(runs: Sequence[Record]) -> list[LayerLikelihoods]:
+    """How many components the norms want that ``mixnorm inspect --likelihood`` has looked at, those of a layer together."""
+    folders = [run.path.parent / INSPECTION for run in runs if run.path is not None]
+    found = [likelihood.read(path) for folder in folders for path in folder.glob("likelihood-*.json")]
+    return sorted(found, key=lambda view: (view.layer, view.epochs))
+
+
+def _look_again(family: Family) -> tuple[str, ...]:
+    """What trains the runs of a family, and looks at them."""
+    found = [*commands(family)]
+    for run in _runs(family):
+        folder = f"runs/reproduce/{run.config.name}/seed-{run.config.seed}"
+        layers = dict.fromkeys(view.layer for view in _likelihoods([run]))
+        found += [f"mixnorm inspect {folder} --layer {layer} --likelihood" for layer in layers]
+    return tuple(found)
 
 
 def read_findings(path: Path | None) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ from record_helpers import MIXTURE, catalog_record, config, curve, pair, record
 
 from mixnorm_lab.config import catalog
 from mixnorm_lab.reports.model import groups
-from mixnorm_lab.reports.plots import curves, panels
+from mixnorm_lab.reports.plots import curves, panels, style
 
 
 def test_batch_norm_is_blue_and_mixture_norm_never_is():
@@ -210,3 +210,14 @@ def test_time_is_not_drawn_where_the_machine_was_busy(tmp_path, is_busy):
     names = {picture.name for picture in curves.draw(groups.families(made), tmp_path)}
     assert any("by-steps" in name for name in names)
     assert any("by-time" in name for name in names) is not is_busy
+
+
+@pytest.mark.parametrize("letters", [4, 10, 14, 26, 60])
+def test_a_legend_is_no_wider_than_its_picture(letters):
+    figure, axis = style.new_figure("", "x", "y")
+    for number in range(5):
+        axis.plot([0, 1], label=f"{number}: the norm of conv4 in all layers, weights averaged, evaluated"[:letters])
+    style.legend_below(figure)
+    figure.draw_without_rendering()
+    place = figure.legends[0].get_window_extent()
+    assert 0 <= place.x0 < place.x1 <= figure.bbox.width

@@ -11,6 +11,8 @@ from record_helpers import MIXTURE, config, epoch, record
 
 from mixnorm_lab import reports
 from mixnorm_lab.config import catalog
+from mixnorm_lab.inspect import likelihood
+from mixnorm_lab.inspect.likelihood import LayerLikelihoods, Likelihood
 from mixnorm_lab.reports.model import groups
 from mixnorm_lab.reports.model.measure import PLAIN
 from mixnorm_lab.reports.render import document
@@ -157,6 +159,31 @@ def test_what_did_not_finish_is_not_compared(tmp_path):
     assert "Against batch norm" not in text
     assert "What to expect" not in first
     assert "| mn | 1 | 50.00 | 70.00 | — | — |" in text
+
+
+def test_a_run_that_was_trained_to_look_inside_is_told_of_there_alone(tmp_path):
+    pytest.importorskip("matplotlib")
+    start = catalog.get("cifar-cnn/cifar100/bn-2").config
+    for folder, run in ((".", dataclasses.replace(start, epochs=2)), ("inspected", dataclasses.replace(start, epochs=1))):
+        with records.Writer(tmp_path / "results" / folder / run.name / "seed-0" / records.NAME) as writer:
+            writer.run(run, {"gpu": None})
+            for number in range(1, run.epochs + 1):
+                writer.epoch(epoch(number))
+            writer.end("finished", 1.0)
+    rows = tuple(Likelihood(k, -9.0, 0.5 * k - 9, 18.0 - k, 1, 128, 0.1, 1.5) for k in (1, 2))
+    seen = tmp_path / "results" / "inspected" / start.name / "seed-0" / "inspection"
+    likelihood.save(LayerLikelihoods("conv2.norm", 1, 100, 128, rows, rows, rows), seen)
+    (seen / "mixtures-conv2-norm.svg").write_text("<svg/>")
+    reports.write_document(tmp_path / "results.md", tmp_path, records.find(tmp_path / "results"))
+    page = (tmp_path / "results" / "cifar-cnn.md").read_text()
+    before, inside = page.split("## Inside the training: CIFAR CNN\n")
+    assert "How many components conv2.norm wants" in inside
+    assert "| input | 0.0 | 0.5 | 2 | 1, 1 | 100% | 10% | 1.5 |" in inside
+    assert "(mixtures-conv2-norm.svg)" in inside
+    assert f"mixnorm reproduce {start.name} --seeds 1 --epochs 1\n" in inside
+    assert f"mixnorm inspect runs/reproduce/{start.name}/seed-0 --layer conv2.norm --likelihood\n" in inside
+    assert "1 epoch\n" not in before
+    assert "inspected" not in (tmp_path / "results" / "method.md").read_text()
 
 
 def test_a_record_is_not_replaced_by_a_shorter_one(tmp_path):
