@@ -121,9 +121,8 @@ def add_three(
     u0, u1, u2, u3 = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
     v0, v1, v2, v3 = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
     w0, w1, w2, w3 = w[2, 0], w[2, 1], w[2, 2], w[2, 3]
-    is_first = u0 != 0 or u1 != 0 or u2 != 0 or u3 != 0
-    is_second = v0 != 0 or v1 != 0 or v2 != 0 or v3 != 0
-    is_third = w0 != 0 or w1 != 0 or w2 != 0 or w3 != 0
+    # No weight is below 0.
+    is_first, is_second, is_third = u0 + u1 + u2 + u3 != 0, v0 + v1 + v2 + v3 != 0, w0 + w1 + w2 + w3 != 0
     if is_first + is_second + is_third <= 1:  # as where modes are apart
         j = 1 if is_second else 2 if is_third else 0
         u0, u1, u2, u3 = w[j, 0], w[j, 1], w[j, 2], w[j, 3]
