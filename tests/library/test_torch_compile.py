@@ -10,8 +10,8 @@ from torch.library import opcheck
 
 import mixnorm
 from mixnorm import MixtureNorm1d, MixtureNorm2d, MixtureNorm3d
+from mixnorm.ops import choose, library
 from mixnorm.ops import fit as reference_fit
-from mixnorm.ops import library
 from mixnorm.ops.kernels import Form
 from mixnorm_lab.models import CifarCNN
 
@@ -106,6 +106,16 @@ def check(plain, other, forward, *, steps=3, dtype=torch.float32, tolerance=1e-5
 def test_as_without_a_compiler(options):
     plain, other = pair(**options)
     check(plain, other, compiled(other))
+
+
+def test_nothing_is_compiled_twice_where_no_step_came_before(monkeypatch):
+    """In a new process the first step loads the loops, which is no reason to compile the second one anew."""
+    monkeypatch.setattr(choose, "_loops", None)
+    layer, _ = pair()
+    forward = compiled(layer)
+    step(forward, layer, 0)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        step(forward, layer, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -265,6 +275,30 @@ def test_convolutions_with_the_default_compiler_for_any_batch_size():
     check_sizes(BATCHES, training=(True,), dynamic=True)
 
 
+@pytest.mark.skipif(not choose.HAS_NUMBA, reason="without faster kernels the compiler sees no transform")
+def test_the_operators_of_a_layer_share_what_a_convolution_gives(monkeypatch):
+    """The default compiler's convolutions put channels last, whatever was traced: no operator gets a copy of its own."""
+    original, seen = library._kernels, {}
+
+    class Spy:
+        def __init__(self, name):
+            self.kernels = original(name)
+
+        def __getattr__(self, name):
+            def call(first, *others):
+                if isinstance(first, torch.Tensor):
+                    seen[name] = first.data_ptr()
+                return getattr(self.kernels, name)(first, *others)
+
+            return call
+
+    monkeypatch.setattr(library, "_kernels", Spy)
+    forward = torch.compile(between_convolutions(), fullgraph=True)
+    assert forward(rand(4, 3, 10, 10)).requires_grad  # so that the transform keeps its input
+    assert seen.keys() == {"sample_and_fit", "em_step", "mix"}
+    assert len(set(seen.values())) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("sizes", [BATCHES, IMAGES], ids=["batches", "images"])
@@ -366,8 +400,8 @@ def parameter(seed):
 
 def normalize_inputs(*, points=None, weight=True, bias=True):
     resp = torch.softmax(rand(2, 21, K, seed=7), -1)
-    points = (rand(*POINTS) if points is None else points).unsqueeze(0).requires_grad_()
-    return points, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None, *[None] * 3
+    x = (rand(*POINTS) if points is None else points).flatten(0, 1).mT.requires_grad_()
+    return x, resp, *mixture(), parameter(8) if weight else None, parameter(9) if bias else None, *[None] * 3
 
 
 FORM = library._numbers(Form(1e-5, "silu", "output"))
@@ -399,11 +433,11 @@ CALLS = {
     ),
     "normalize of a slice": lambda: (
         library.transform,
-        (*normalize_inputs(points=rand(2, 3, 7, 10)[..., ::2].detach()), *OPTIONS),
+        (*normalize_inputs(points=rand(2, 3, 7, 10)[..., ::2]), *OPTIONS),
     ),
     "normalize_backward": lambda: (
         library.transform_backward,
-        (rand(1, *POINTS, seed=10), *(t if t is None else t.detach() for t in normalize_inputs()), *OPTIONS),
+        (rand(6, 7, 5, seed=10).mT, *(t if t is None else t.detach() for t in normalize_inputs()), *OPTIONS),
     ),
     "normalize with gates": lambda: (
         library.transform,

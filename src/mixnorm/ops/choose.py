@@ -43,7 +43,8 @@ def kernels_for(
 
             found = TRITON
         elif points.device.type == "cpu" and HAS_NUMBA:
-            found = _loops or _numba()
+            # The compiler is asked about first: it would compile anew once the loops are there.
+            found = _numba() if torch.compiler.is_compiling() or _loops is None else _loops
     obstacle = found.obstacle(points, components)
     if obstacle is not None:
         if backend == "triton":

@@ -16,9 +16,12 @@ from torch.library import custom_op, register_autograd
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
 from mixnorm.ops.choose import REFERENCE, in_backward
 from mixnorm.ops.fit import Options
-from mixnorm.ops.kernels import FORM_CHOICES, Form, History, Kernels, Mixture, Parameters, compute_dtype
+from mixnorm.ops.kernels import FORM_CHOICES, Form, History, Kernels, Look, Mixture, Parameters, compute_dtype
 
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
+# Points are taken as they lie in memory. Inductor's convolutions put channels last, and otherwise each operator would get a
+# copy with the strides that were traced.
+ANY_STRIDES = torch.Tag.flexible_layout
 
 
 class Operators(Kernels):
@@ -42,14 +45,16 @@ class Operators(Kernels):
         resp, *found = em_step(points, *mixture, self.name)
         return resp, Mixture(*found)
 
-    def transform(self, points: Tensor, mixture: Mixture, parameters: Parameters, form: Form) -> tuple[Tensor, Mixture]:
+    def transform_of(
+        self, x: Tensor, look: Look, mixture: Mixture, parameters: Parameters, form: Form
+    ) -> tuple[Tensor, Mixture]:
+        points = look.points(x)
         with torch.no_grad():
             resp, found = self.em_step(points.detach(), mixture)
         if self.plain_transform:
-            return self.normalize(points, resp, parameters, form), found
-        # With an axis more: a saved view with four inductor takes for images, and cannot sort its strides if N may change.
-        y = transform(points.unsqueeze(0), resp, *found, *parameters, _numbers(form), self.name)
-        return y[0], found
+            return look.back(self.normalize(points, resp, parameters, form), like=x), found
+        # Of x, not of its points: what is kept for the gradient would be a copy of a view, and x is there anyway.
+        return transform(x, resp, *found, *parameters, _numbers(form), self.name), found
 
     def inference(self, points: Tensor, history: History, parameters: Parameters, form: Form) -> Tensor:
         wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (points, *parameters))
@@ -86,7 +91,7 @@ def _kernels(name: str) -> Kernels:
     return REFERENCE
 
 
-@custom_op("mixnorm::sample_and_fit", mutates_args=())
+@custom_op("mixnorm::sample_and_fit", mutates_args=(), tags=ANY_STRIDES)
 def sample_and_fit(
     points: Tensor,
     size: int,
@@ -139,7 +144,7 @@ def _(sample: Tensor, weights: Tensor, means: Tensor, variances: Tensor, *_: Any
     return torch.empty_like(weights), torch.empty_like(means), torch.empty_like(variances)
 
 
-@custom_op("mixnorm::em_step", mutates_args=())
+@custom_op("mixnorm::em_step", mutates_args=(), tags=ANY_STRIDES)
 def em_step(
     points: Tensor, weights: Tensor, means: Tensor, variances: Tensor, kernels: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -166,9 +171,9 @@ def _planar(points: Tensor) -> bool:
     return points.device.type == "cuda"
 
 
-@custom_op("mixnorm::transform", mutates_args=())
+@custom_op("mixnorm::transform", mutates_args=(), tags=ANY_STRIDES)
 def transform(
-    points: Tensor,
+    x: Tensor,
     resp: Tensor,
     weights: Tensor,
     means: Tensor,
@@ -182,18 +187,19 @@ def transform(
     kernels: str,
 ) -> Tensor:
     mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between, deviation)
-    return _as(points, _kernels(kernels).mix(points[0], resp, mixture, parameters, _form(form)).unsqueeze(0))
+    y = _kernels(kernels).mix(_points(x, resp), resp, mixture, parameters, _form(form))
+    return _as(x, _back(y, x))
 
 
 @transform.register_fake
-def _(points: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.empty_like(points)
+def _(x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(x)
 
 
-@custom_op("mixnorm::transform_backward", mutates_args=())
+@custom_op("mixnorm::transform_backward", mutates_args=(), tags=ANY_STRIDES)
 def transform_backward(
     grad: Tensor,
-    points: Tensor,
+    x: Tensor,
     resp: Tensor,
     weights: Tensor,
     means: Tensor,
@@ -207,16 +213,17 @@ def transform_backward(
     kernels: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     mixture, parameters = Mixture(weights, means, variances), Parameters(weight, bias, within, between, deviation)
-    of_points, *found = _kernels(kernels).mix_backward(grad[0], points[0], resp, mixture, parameters, _form(form))
+    given = _points(grad, resp), _points(x, resp), resp, mixture, parameters, _form(form)
+    of_points, *found = _kernels(kernels).mix_backward(*given)
     assert of_points is not None
-    of_weight, of_bias, of_within, of_between, of_deviation = _gradients(points, found, parameters)
-    return _as(points, of_points.unsqueeze(0)), of_weight, of_bias, of_within, of_between, of_deviation
+    of_weight, of_bias, of_within, of_between, of_deviation = _gradients(x, found, parameters)
+    return _as(x, _back(of_points, x)), of_weight, of_bias, of_within, of_between, of_deviation
 
 
 @transform_backward.register_fake
 def _(
     grad: Tensor,
-    points: Tensor,
+    x: Tensor,
     resp: Tensor,
     weights: Tensor,
     means: Tensor,
@@ -230,10 +237,20 @@ def _(
     **__: Any,
 ) -> tuple[Tensor, ...]:
     parameters = Parameters(weight, bias, within, between, deviation)
-    return torch.empty_like(points), *_gradients(points, parameters, parameters)
+    return torch.empty_like(x), *_gradients(x, parameters, parameters)
 
 
-@custom_op("mixnorm::inference", mutates_args=())
+def _points(x: Tensor, resp: Tensor) -> Tensor:
+    """x (N, C, ...) as points (B, N / B, L, C): those of a batch, or of each image, whose γ and β are (C,)."""
+    x = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+    return x.mT.unflatten(0, (resp.shape[0], -1))
+
+
+def _back(points: Tensor, x: Tensor) -> Tensor:
+    return points.flatten(0, 1).mT.reshape(x.shape)
+
+
+@custom_op("mixnorm::inference", mutates_args=(), tags=ANY_STRIDES)
 def inference(
     points: Tensor,
     weights: Tensor,
@@ -290,25 +307,24 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = ctx.saved_tensors
-    points, *found = transform_backward(grad, *saved, *ctx.options)
+    of_x, *found = transform_backward(grad, *saved, *ctx.options)
     of_parameters = (None if p is None else g for g, p in zip(found, saved[5:10], strict=True))
-    return points, None, None, None, None, *of_parameters, None, None
+    return of_x, None, None, None, None, *of_parameters, None, None
 
 
 register_autograd("mixnorm::transform", _gradient, setup_context=_save)
 
 
-def _as(points: Tensor, value: Tensor | None) -> Tensor:
+def _as(x: Tensor, value: Tensor) -> Tensor:
     """``value`` with the strides that ``torch.empty_like`` gives."""
-    assert value is not None
-    expected = torch.empty_like(points, device="meta").stride()
-    return value if value.stride() == expected else torch.empty_like(points).copy_(value)
+    expected = torch.empty_like(x, device="meta").stride()
+    return value if value.stride() == expected else torch.empty_like(x).copy_(value)
 
 
-def _gradients(points: Tensor, found: Any, parameters: Parameters) -> tuple[Tensor, ...]:
+def _gradients(x: Tensor, found: Any, parameters: Parameters) -> tuple[Tensor, ...]:
     """The parameters' gradients in their own dtype; an operator returns tensors, so an empty one for none."""
     # Copies: they may be parts of one tensor, and an operator's results may not.
     return tuple(
-        points.new_empty(0) if p is None else torch.empty_like(p) if g is p else g.to(p.dtype, copy=True)
+        x.new_empty(0) if p is None else torch.empty_like(p) if g is p else g.to(p.dtype, copy=True)
         for g, p in zip(found, parameters, strict=True)
     )
