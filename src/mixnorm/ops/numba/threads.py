@@ -46,7 +46,7 @@ def entry(function: Callable[..., Any]) -> Any:
 
 
 def serial(function: Callable[..., Any]) -> Any:
-    """A compiled function that others call: without what Python would need, which takes as long to compile."""
+    """A compiled function that others call: without what Python would need to call it, which takes as long to compile."""
     return _kept(njit(**_OPTIONS | {"no_cpython_wrapper": True})(function))
 
 
