@@ -6,52 +6,51 @@ from typing import Any
 
 import numpy as np
 
-from mixnorm.ops.numba.em import densities, posterior
-from mixnorm.ops.numba.points import load, store
+from mixnorm.ops.numba.em import densities
+from mixnorm.ops.numba.lanes import WIDTH, exp, has_any, larger, load, smaller, store, where, wide
+from mixnorm.ops.numba.points import load_lanes, store_lanes
 from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
-from mixnorm.ops.numba.transform import add_three
-
-
-@inlined
-def _slot_posterior(
-    tile: Any, count: int, b: int, first: int, group: int, log_norm: Any, means: Any, scale: Any, resp: Any, far: Any
-) -> None:
-    """The posterior of ``group`` components from ``first`` on, for the points of a tile: resp (4, group).
-
-    far (4, 1 + group): in its first column their mean squared distance, E_ν[Σ_d z²]. The squares are of x - μ_k itself:
-    about a common anchor, a component that is narrow beside its distance from the others would lose its digits.
-    """
-    half = tile.dtype.type(0.5)
-    for j in range(group):
-        k = first + j
-        q0 = q1 = q2 = q3 = tile.dtype.type(0)
-        for d in range(tile.shape[1]):
-            z0 = (tile[0, d] - means[b, k, d]) * scale[b, k, d]
-            z1 = (tile[1, d] - means[b, k, d]) * scale[b, k, d]
-            z2 = (tile[2, d] - means[b, k, d]) * scale[b, k, d]
-            z3 = (tile[3, d] - means[b, k, d]) * scale[b, k, d]
-            q0 += z0 * z0
-            q1 += z1 * z1
-            q2 += z2 * z2
-            q3 += z3 * z3
-        far[0, 1 + j], far[1, 1 + j], far[2, 1 + j], far[3, 1 + j] = q0, q1, q2, q3
-        for p in range(4):
-            resp[p, j] = log_norm[b, k] - half * far[p, 1 + j]
-    for p in range(count):
-        posterior(resp, p)
-        far[p, 0] = 0
-        for j in range(group):
-            if resp[p, j] != 0:
-                far[p, 0] += resp[p, j] * far[p, 1 + j]
+from mixnorm.ops.numba.transform import activated
 
 
 @serial
-def _trust(far: Any, farthest: float, tau: Any, total: Any, missing: Any, p: int) -> Any:
-    """``reference.slot_trust`` of a point, and its part in what all slots are trusted, or not."""
-    trust = total.dtype.type(1) if far <= farthest else total.dtype.type(farthest) / far
-    total[p] += tau * trust
-    missing[p] += tau * (1 - trust)
-    return trust
+def _squared_distances(tile: Any, dim: int, b: int, first: int, group: int, means: Any, scale: Any, out: Any) -> None:
+    """Σ_d ((x - μ_k) / σ_k)² of ``group`` components from ``first`` on, three of them at a time.
+
+    The squares are of x - μ_k itself: about a common anchor, a component that is narrow beside its distance from the others
+    would lose its digits.
+    """
+    last, zero = first + group - 1, means.dtype.type(0)
+    for j in range(0, group, 3):
+        k0, k1, k2 = first + j, min(first + j + 1, last), min(first + j + 2, last)
+        q0, q1, q2 = wide(zero), wide(zero), wide(zero)
+        for d in range(dim):
+            v = load(tile, WIDTH * d)
+            z0, z1, z2 = v - means[b, k0, d], v - means[b, k1, d], v - means[b, k2, d]
+            z0, z1, z2 = z0 * scale[b, k0, d], z1 * scale[b, k1, d], z2 * scale[b, k2, d]
+            q0, q1, q2 = q0 + z0 * z0, q1 + z1 * z1, q2 + z2 * z2
+        store(out, WIDTH * (k0 - first), q0)
+        store(out, WIDTH * (k1 - first), q1)
+        store(out, WIDTH * (k2 - first), q2)
+
+
+@inlined
+def _slot_posterior(b: int, first: int, group: int, log_norm: Any, far: Any, resp: Any) -> Any:
+    """The posterior of the components of a slot from their squared distances, and the mean of these, E_ν[Σ_d z²]."""
+    top = log_norm[b, first] - load(far, 0) * 0.5
+    for j in range(1, group):
+        top = larger(top, log_norm[b, first + j] - load(far, WIDTH * j) * 0.5)
+    total = wide(far.dtype.type(0))
+    for j in range(group):
+        part = exp(log_norm[b, first + j] - load(far, WIDTH * j) * 0.5 - top)
+        store(resp, WIDTH * j, part)
+        total = total + part
+    mean = wide(far.dtype.type(0))
+    for j in range(group):
+        share = load(resp, WIDTH * j) / total
+        store(resp, WIDTH * j, share)
+        mean = mean + where(share, share * load(far, WIDTH * j), 0.0)  # which may be infinite
+    return mean
 
 
 @serial
@@ -60,22 +59,26 @@ def _posteriors_stretch(
     out: Any,
 ) -> None:  # fmt: skip
     b, _, start, stop = stretch(item, stretches, out.shape[1])
-    tile, resp = np.zeros((4, x.dim), means.dtype), np.zeros((4, group), means.dtype)
-    far = np.zeros((4, 1 + group), means.dtype)
-    total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
-    for i in range(start, stop, 4):
-        count = load(x, b, i, stop, tile)
-        total[:], missing[:] = 0, 0
-        for first in range(0, means.shape[1], group):
-            _slot_posterior(tile, count, b, first, group, log_norm, means, scale, resp, far)
-            for p in range(count):
-                trust = _trust(far[p, 0], farthest, slots[b, first // group], total, missing, p)
-                for j in range(group):
-                    out[b, i + p, first + j] = resp[p, j] * trust
+    components, zero = means.shape[1], means.dtype.type(0)
+    places, tile = np.empty(WIDTH, np.int64), np.empty(WIDTH * x.dim, means.dtype)
+    far, resp = np.empty(WIDTH * group, means.dtype), np.empty(WIDTH * group, means.dtype)
+    found = np.empty(WIDTH * components, means.dtype)
+    for i in range(start, stop, WIDTH):
+        count = load_lanes(x, b, i, stop, places, tile)
+        total, missing = wide(zero), wide(zero)
+        for first in range(0, components, group):
+            _squared_distances(tile, x.dim, b, first, group, means, scale, far)
+            mean = _slot_posterior(b, first, group, log_norm, far, resp)
+            trust, tau = smaller(1.0, farthest / mean), slots[b, first // group]
+            total, missing = total + trust * tau, missing + (1.0 - trust) * tau
+            for j in range(group):
+                store(found, WIDTH * (first + j), load(resp, WIDTH * j) * trust)
+        scaling = where(missing, 1.0 / total, 1.0)
+        for k in range(components):
+            store(found, WIDTH * k, load(found, WIDTH * k) * scaling)
         for p in range(count):
-            if missing[p] > 0:
-                for k in range(means.shape[1]):
-                    out[b, i + p, k] /= total[p]
+            for k in range(components):
+                out[b, i + p, k] = found[WIDTH * k + p]
 
 
 @entry
@@ -85,7 +88,8 @@ def posteriors(
 ) -> None:  # fmt: skip
     """The posterior of each component among its ``group`` (K for the ensemble, else all T·K), into out (B, m, T·K).
 
-    A slot that is farther than ``farthest`` from a point counts for less; ``slots`` (B, T·K / group) are their weights.
+    A slot that is farther than ``farthest`` from a point counts for less, as in ``reference.slot_trust``; ``slots``
+    (B, T·K / group) are their weights.
     """
     scale, log_norm = densities(log_weights, variances, floor)
     stretches = stretches_of(threads, out.shape[0], out.shape[1])
@@ -99,34 +103,44 @@ def _evaluate_stretch(
     factor: Any, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any, shift: Any, y: Any,
 ) -> None:  # fmt: skip
     b, _, start, stop = stretch(item, stretches, x.outer * x.inner)
-    dim = x.dim
-    tile, out = np.zeros((4, dim), means.dtype), np.zeros((4, dim), means.dtype)
-    resp, w = np.zeros((4, group), means.dtype), np.zeros((3, 4), means.dtype)
-    far, trust = np.zeros((4, 1 + group), means.dtype), np.zeros(4, means.dtype)
-    total, missing = np.zeros(4, means.dtype), np.zeros(4, means.dtype)
-    for i in range(start, stop, 4):
-        count = load(x, b, i, stop, tile)
-        out[:], total[:], missing[:] = 0, 0, 0
-        for first in range(0, means.shape[1], group):
+    dim, components, zero = x.dim, means.shape[1], means.dtype.type(0)
+    places, tile = np.empty(WIDTH, np.int64), np.empty(WIDTH * dim, means.dtype)
+    far, resp = np.empty(WIDTH * group, means.dtype), np.empty(WIDTH * group, means.dtype)
+    weights, used, aside = np.empty(WIDTH * components, means.dtype), np.empty(components, np.int64), np.empty(WIDTH, means.dtype)
+    for i in range(start, stop, WIDTH):
+        count = load_lanes(x, b, i, stop, places, tile)
+        total, missing, number = wide(zero), wide(zero), 0
+        for first in range(0, components, group):
             in_use = False
             for j in range(group):
                 in_use = in_use or factor[b, first + j] != 0
             if not in_use:
                 continue
-            _slot_posterior(tile, count, b, first, group, log_norm, means, inverse, resp, far)
-            for p in range(count):
-                trust[p] = _trust(far[p, 0], farthest, slots[b, first // group], total, missing, p)
-            for j in range(0, group, 3):
-                w[:] = 0
-                for n in range(min(3, group - j)):
-                    for p in range(count):
-                        w[n, p] = resp[p, j + n] * factor[b, first + j + n] * trust[p]
-                add_three(tile, count, w, b, first + j, centre, scale, offset, bend, activation, out)
-        for p in range(count):
-            scaling = 1 / total[p] if missing[p] > 0 else out.dtype.type(1)
-            for d in range(dim):
-                out[p, d] = out[p, d] * scaling + shift[d]
-        store(out, count, y, b, i)
+            _squared_distances(tile, dim, b, first, group, means, inverse, far)
+            mean = _slot_posterior(b, first, group, log_norm, far, resp)
+            trust, tau = smaller(1.0, farthest / mean), slots[b, first // group]
+            total, missing = total + trust * tau, missing + (1.0 - trust) * tau
+            for j in range(group):
+                w = load(resp, WIDTH * j) * trust * factor[b, first + j]
+                if has_any(w):
+                    store(weights, WIDTH * number, w)
+                    used[number] = first + j
+                    number += 1
+        scaling = where(missing, 1.0 / total, 1.0)
+        for d in range(dim):
+            v, z = load(tile, WIDTH * d), wide(zero)
+            for n in range(number):
+                k = used[n]
+                z_k, slope = v - centre[b, k, d], scale[b, k, d]
+                if bend is not None:
+                    z_k = z_k * (z_k * bend[b, k, d] + slope) + offset[b, k, d]
+                else:
+                    z_k = z_k * slope + offset[b, k, d]
+                if activation is not None:
+                    z_k = activated(z_k, activation, aside)
+                z = z + z_k * load(weights, WIDTH * n)
+            store(tile, WIDTH * d, z * scaling + shift[d])
+        store_lanes(tile, count, y, b, i, places)
 
 
 @entry

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mixnorm.ops.numba.lanes import WIDTH, larger
+from mixnorm.ops.numba.lanes import load as load_lanes
+from mixnorm.ops.numba.lanes import store as store_lanes
 from mixnorm.ops.numba.points import load, store
 from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
 
@@ -26,6 +29,19 @@ def act(z: Any, activation: int) -> Any:
     if activation == SILU:
         return z / (1 + math.exp(-z))
     return 0.5 * z * (1 + math.erf(z * SQRT_HALF))
+
+
+@inlined
+def activated(z: Any, activation: int, aside: Any) -> Any:
+    """``act`` of lanes; where there is no instruction for it, of one number after the other."""
+    if activation == RELU:
+        return larger(z, 0.0)
+    if activation == LEAKY_RELU:
+        return larger(z, z * 0.01)
+    store_lanes(aside, 0, z)
+    for p in range(WIDTH):
+        aside[p] = act(aside[p], activation)
+    return load_lanes(aside, 0)
 
 
 @serial
