@@ -13,21 +13,25 @@ from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stre
 from mixnorm.ops.numba.transform import activated
 
 
-@serial
-def _squared_distances(tile: Any, dim: int, b: int, first: int, group: int, means: Any, scale: Any, out: Any) -> None:
+MEAN, INVERSE, CENTRE, SCALE, OFFSET, BEND = range(6)  # what the table of a mixture has of each channel and component
+
+
+@inlined
+def _squared_distances(tile: Any, table: Any, first: int, group: int, out: Any) -> None:
     """Σ_d ((x - μ_k) / σ_k)² of ``group`` components from ``first`` on, three of them at a time.
 
     The squares are of x - μ_k itself: about a common anchor, a component that is narrow beside its distance from the others
     would lose its digits.
     """
-    last, zero = first + group - 1, means.dtype.type(0)
+    last, zero = first + group - 1, table.dtype.type(0)
     for j in range(0, group, 3):
         k0, k1, k2 = first + j, min(first + j + 1, last), min(first + j + 2, last)
         q0, q1, q2 = wide(zero), wide(zero), wide(zero)
-        for d in range(dim):
+        for d in range(table.shape[0]):
             v = load(tile, WIDTH * d)
-            z0, z1, z2 = v - means[b, k0, d], v - means[b, k1, d], v - means[b, k2, d]
-            z0, z1, z2 = z0 * scale[b, k0, d], z1 * scale[b, k1, d], z2 * scale[b, k2, d]
+            z0 = (v - table[d, k0, MEAN]) * table[d, k0, INVERSE]
+            z1 = (v - table[d, k1, MEAN]) * table[d, k1, INVERSE]
+            z2 = (v - table[d, k2, MEAN]) * table[d, k2, INVERSE]
             q0, q1, q2 = q0 + z0 * z0, q1 + z1 * z1, q2 + z2 * z2
         store(out, WIDTH * (k0 - first), q0)
         store(out, WIDTH * (k1 - first), q1)
@@ -60,6 +64,10 @@ def _posteriors_stretch(
 ) -> None:  # fmt: skip
     b, _, start, stop = stretch(item, stretches, out.shape[1])
     components, zero = means.shape[1], means.dtype.type(0)
+    table = np.empty((x.dim, components, 2), means.dtype)
+    for k in range(components):
+        for d in range(x.dim):
+            table[d, k, MEAN], table[d, k, INVERSE] = means[b, k, d], scale[b, k, d]
     places, tile = np.empty(WIDTH, np.int64), np.empty(WIDTH * x.dim, means.dtype)
     far, resp = np.empty(WIDTH * group, means.dtype), np.empty(WIDTH * group, means.dtype)
     found = np.empty(WIDTH * components, means.dtype)
@@ -67,7 +75,7 @@ def _posteriors_stretch(
         count = load_lanes(x, b, i, stop, places, tile)
         total, missing = wide(zero), wide(zero)
         for first in range(0, components, group):
-            _squared_distances(tile, x.dim, b, first, group, means, scale, far)
+            _squared_distances(tile, table, first, group, far)
             mean = _slot_posterior(b, first, group, log_norm, far, resp)
             trust, tau = smaller(1.0, farthest / mean), slots[b, first // group]
             total, missing = total + trust * tau, missing + (1.0 - trust) * tau
@@ -97,6 +105,17 @@ def posteriors(
     parallel_for(x.batch * stretches, _posteriors_stretch, given)
 
 
+@inlined
+def _place(v: Any, table: Any, d: int, k: int, bend: Any, activation: Any, aside: Any) -> Any:
+    """act(x̂_k) of channel d, with γ and β."""
+    v = v - table[d, k, CENTRE]
+    if bend is not None:
+        z = v * (v * table[d, k, BEND] + table[d, k, SCALE]) + table[d, k, OFFSET]
+    else:
+        z = v * table[d, k, SCALE] + table[d, k, OFFSET]
+    return z if activation is None else activated(z, activation, aside)
+
+
 @serial
 def _evaluate_stretch(
     item: int, stretches: int, x: Any, group: int, slots: Any, farthest: float, log_norm: Any, means: Any, inverse: Any,
@@ -104,9 +123,18 @@ def _evaluate_stretch(
 ) -> None:  # fmt: skip
     b, _, start, stop = stretch(item, stretches, x.outer * x.inner)
     dim, components, zero = x.dim, means.shape[1], means.dtype.type(0)
+    table = np.empty((dim, components, 5 if bend is None else 6), means.dtype)
+    for k in range(components):
+        for d in range(dim):
+            table[d, k, MEAN], table[d, k, INVERSE] = means[b, k, d], inverse[b, k, d]
+            table[d, k, CENTRE], table[d, k, SCALE] = centre[b, k, d], scale[b, k, d]
+            table[d, k, OFFSET] = offset[b, k, d]
+            if bend is not None:
+                table[d, k, BEND] = bend[b, k, d]
     places, tile = np.empty(WIDTH, np.int64), np.empty(WIDTH * dim, means.dtype)
     far, resp = np.empty(WIDTH * group, means.dtype), np.empty(WIDTH * group, means.dtype)
-    weights, used, aside = np.empty(WIDTH * components, means.dtype), np.empty(components, np.int64), np.empty(WIDTH, means.dtype)
+    weights, used = np.empty(WIDTH * components, means.dtype), np.empty(components, np.int64)
+    aside = np.empty(WIDTH, means.dtype)
     for i in range(start, stop, WIDTH):
         count = load_lanes(x, b, i, stop, places, tile)
         total, missing, number = wide(zero), wide(zero), 0
@@ -116,7 +144,7 @@ def _evaluate_stretch(
                 in_use = in_use or factor[b, first + j] != 0
             if not in_use:
                 continue
-            _squared_distances(tile, dim, b, first, group, means, inverse, far)
+            _squared_distances(tile, table, first, group, far)
             mean = _slot_posterior(b, first, group, log_norm, far, resp)
             trust, tau = smaller(1.0, farthest / mean), slots[b, first // group]
             total, missing = total + trust * tau, missing + (1.0 - trust) * tau
@@ -127,19 +155,15 @@ def _evaluate_stretch(
                     used[number] = first + j
                     number += 1
         scaling = where(missing, 1.0 / total, 1.0)
-        for d in range(dim):
-            v, z = load(tile, WIDTH * d), wide(zero)
+        for d in range(0, dim, 2):  # two at a time, which share the weights
+            e = min(d + 1, dim - 1)
+            v0, v1, z0, z1 = load(tile, WIDTH * d), load(tile, WIDTH * e), wide(zero), wide(zero)
             for n in range(number):
-                k = used[n]
-                z_k, slope = v - centre[b, k, d], scale[b, k, d]
-                if bend is not None:
-                    z_k = z_k * (z_k * bend[b, k, d] + slope) + offset[b, k, d]
-                else:
-                    z_k = z_k * slope + offset[b, k, d]
-                if activation is not None:
-                    z_k = activated(z_k, activation, aside)
-                z = z + z_k * load(weights, WIDTH * n)
-            store(tile, WIDTH * d, z * scaling + shift[d])
+                k, w = used[n], load(weights, WIDTH * n)
+                z0 = z0 + _place(v0, table, d, k, bend, activation, aside) * w
+                z1 = z1 + _place(v1, table, e, k, bend, activation, aside) * w
+            store(tile, WIDTH * d, z0 * scaling + shift[d])
+            store(tile, WIDTH * e, z1 * scaling + shift[e])
         store_lanes(tile, count, y, b, i, places)
 
 
