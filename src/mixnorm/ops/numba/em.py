@@ -1,9 +1,7 @@
 """Posteriors, an EM step and moments, as compiled loops.
 
-The inner loops take four points at a time: with one, most of the work would be loading and storing. Where their weights are
-all 0, as most responsibilities are, they are skipped. Sums are taken over a few points in the working precision and then
-added up in fp64, so that their error does not grow with the batch. Elements are indexed one by one, because a view costs as
-much as a short row.
+Sums over points are taken over a few tiles in the working precision and then added up in fp64, so that their error does not
+grow with the batch. Components that no point of these tiles belongs to are skipped.
 """
 
 from __future__ import annotations
@@ -13,62 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from mixnorm.ops.numba.points import load
-from mixnorm.ops.numba.threads import entry, parallel_for, part, serial, stretch, stretches_of
+from mixnorm.ops.numba.lanes import WIDTH, exp, has_any, larger, load, store, total, where, wide
+from mixnorm.ops.numba.points import load_tile, load_weights
+from mixnorm.ops.numba.threads import entry, inlined, parallel_for, part, serial, stretch, stretches_of
 
-FLUSH = 64  # points whose sums are added up before they go into the fp64 ones
+TILES = 4  # whose sums stay in the lanes
+MEAN, INVERSE = range(2)  # what a table of densities has of each channel and component
 HARD, SOFT, GIVEN = range(3)
 FAR = 1e3  # (mean - centre)² / variance above which a variance about that centre has lost digits
-
-
-@serial
-def posterior(logits: Any, i: int) -> None:
-    """Softmax of logits[i] in place."""
-    top = logits[i, 0]
-    for k in range(1, logits.shape[1]):
-        if logits[i, k] > top:
-            top = logits[i, k]
-    total = logits.dtype.type(0)
-    for k in range(logits.shape[1]):
-        below = logits[i, k] - top
-        # Most are the largest or nothing beside it, and the exponential function is slow.
-        logits[i, k] = 1 if below == 0 else 0 if below < -110 else math.exp(below)
-        total += logits[i, k]
-    for k in range(logits.shape[1]):
-        logits[i, k] /= total
-
-
-@serial
-def _nearest(logits: Any, i: int) -> None:
-    """1 for the first of the largest logits[i] and 0 for the others, in place."""
-    best = 0
-    for k in range(1, logits.shape[1]):
-        if logits[i, k] > logits[i, best]:
-            best = k
-    for k in range(logits.shape[1]):
-        logits[i, k] = k == best
-
-
-@serial
-def _log_joint(tile: Any, count: int, log_norm: Any, means: Any, scale: Any, b: int, out: Any, i: int) -> None:
-    """out[i + p, k] = log_norm_k - ½ Σ_d ((tile[p] - μ_k) · scale_k)² for the points of a tile.
-
-    The differences are taken first: a component may be narrow beside its distance from 0 and from the others.
-    """
-    for k in range(scale.shape[1]):
-        q0 = q1 = q2 = q3 = tile.dtype.type(0)
-        for d in range(tile.shape[1]):
-            z0 = (tile[0, d] - means[b, k, d]) * scale[b, k, d]
-            z1 = (tile[1, d] - means[b, k, d]) * scale[b, k, d]
-            z2 = (tile[2, d] - means[b, k, d]) * scale[b, k, d]
-            z3 = (tile[3, d] - means[b, k, d]) * scale[b, k, d]
-            q0 += z0 * z0
-            q1 += z1 * z1
-            q2 += z2 * z2
-            q3 += z3 * z3
-        for p in range(count):
-            q = q0 if p == 0 else q1 if p == 1 else q2 if p == 2 else q3
-            out[i + p, k] = log_norm[b, k] - tile.dtype.type(0.5) * q
 
 
 @serial
@@ -86,47 +36,116 @@ def densities(log_weights: Any, variances: Any, floor: float) -> Any:
     return scale, log_norm
 
 
+@inlined
+def table_of_densities(b: int, means: Any, inverse: Any) -> Any:
+    """μ_k and 1/σ_k of a mixture, (D, K, 2), as the loops come to them."""
+    components, dim = means.shape[1:]
+    table = np.empty((dim, components, 2), means.dtype)
+    for k in range(components):
+        for d in range(dim):
+            table[d, k, MEAN], table[d, k, INVERSE] = means[b, k, d], inverse[b, k, d]
+    return table
+
+
+@inlined
+def squared_distances(tile: Any, at: int, table: Any, first: int, group: int, out: Any) -> None:
+    """Σ_d ((x - μ_k) / σ_k)² of ``group`` components from ``first`` on, three of them at a time, for the points of a tile.
+
+    The squares are of x - μ_k itself: about a common anchor, a component that is narrow beside its distance from the others
+    would lose its digits.
+    """
+    last, zero = first + group - 1, table.dtype.type(0)
+    for j in range(0, group, 3):
+        k0, k1, k2 = first + j, min(first + j + 1, last), min(first + j + 2, last)
+        q0, q1, q2 = wide(zero), wide(zero), wide(zero)
+        for d in range(table.shape[0]):
+            v = load(tile, at + WIDTH * d)
+            z0 = (v - table[d, k0, MEAN]) * table[d, k0, INVERSE]
+            z1 = (v - table[d, k1, MEAN]) * table[d, k1, INVERSE]
+            z2 = (v - table[d, k2, MEAN]) * table[d, k2, INVERSE]
+            q0, q1, q2 = q0 + z0 * z0, q1 + z1 * z1, q2 + z2 * z2
+        store(out, WIDTH * (k0 - first), q0)
+        store(out, WIDTH * (k1 - first), q1)
+        store(out, WIDTH * (k2 - first), q2)
+
+
+@inlined
+def posterior(b: int, first: int, group: int, log_norm: Any, far: Any, resp: Any, at: int) -> None:
+    """ν of ``group`` components from ``first`` on, from their squared distances."""
+    top = log_norm[b, first] - load(far, 0) * 0.5
+    for j in range(1, group):
+        top = larger(top, log_norm[b, first + j] - load(far, WIDTH * j) * 0.5)
+    mass = wide(far.dtype.type(0))
+    for j in range(group):
+        share = exp(log_norm[b, first + j] - load(far, WIDTH * j) * 0.5 - top)
+        store(resp, at + WIDTH * j, share)
+        mass = mass + share
+    for j in range(group):
+        store(resp, at + WIDTH * j, load(resp, at + WIDTH * j) / mass)
+
+
+@inlined
+def _nearest(b: int, components: int, log_norm: Any, far: Any, resp: Any, at: int) -> None:
+    """1 for the first of the likeliest components, and 0 for the others."""
+    top = log_norm[b, 0] - load(far, 0) * 0.5
+    for k in range(1, components):
+        top = larger(top, log_norm[b, k] - load(far, WIDTH * k) * 0.5)
+    free = wide(far.dtype.type(1))
+    for k in range(components):
+        share = where(top - (log_norm[b, k] - load(far, WIDTH * k) * 0.5), 0.0, free)
+        store(resp, at + WIDTH * k, share)
+        free = free - share
+
+
 @serial
 def _em_stretch(
-    item: int, x: Any, how: int, means: Any, scale: Any, log_norm: Any, all_resp: Any, totals: Any, firsts: Any,
-    seconds: Any,
+    item: int, x: Any, how: int, means: Any, scale: Any, log_norm: Any, resp: Any, totals: Any, firsts: Any, seconds: Any
 ) -> None:  # fmt: skip
     """ν of a stretch of points, and its Σν, Σν z_k and Σν z_k² with z_k = (x - μ_k) / σ_k under the given mixture."""
-    b, t, start, stop = stretch(item, totals.shape[1], all_resp.shape[1])
-    resp, total, first, second = all_resp[b], totals[b, t], firsts[b, t], seconds[b, t]
-    components, dim = scale.shape[1], x.dim
-    tile, w = np.zeros((4, dim), scale.dtype), np.zeros(4, scale.dtype)
-    f, s = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
-    for base in range(start, stop, FLUSH):
-        for i in range(base, min(base + FLUSH, stop), 4):
-            count = load(x, b, i, stop, tile)
-            if how != GIVEN:
-                _log_joint(tile, count, log_norm, means, scale, b, resp, i)
-                for p in range(count):
-                    if how == HARD:
-                        _nearest(resp, i + p)
-                    else:
-                        posterior(resp, i + p)
-            for k in range(components):
-                for p in range(4):
-                    w[p] = resp[i + p, k] if p < count else 0
-                    total[k] += w[p]
-                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-                if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
-                    continue
-                for d in range(dim):
-                    z0 = (tile[0, d] - means[b, k, d]) * scale[b, k, d]
-                    z1 = (tile[1, d] - means[b, k, d]) * scale[b, k, d]
-                    z2 = (tile[2, d] - means[b, k, d]) * scale[b, k, d]
-                    z3 = (tile[3, d] - means[b, k, d]) * scale[b, k, d]
-                    v0, v1, v2, v3 = w0 * z0, w1 * z1, w2 * z2, w3 * z3
-                    f[k, d] += (v0 + v1) + (v2 + v3)
-                    s[k, d] += (v0 * z0 + v1 * z1) + (v2 * z2 + v3 * z3)
+    b, t, start, stop = stretch(item, totals.shape[1], resp.shape[1])
+    components, dim, zero = scale.shape[1], x.dim, scale.dtype.type(0)
+    of_tile, of_weights = WIDTH * dim, WIDTH * components
+    table = table_of_densities(b, means, scale)
+    places, tiles = np.empty(WIDTH, np.int64), np.empty(TILES * of_tile, scale.dtype)
+    weights, far = np.empty(TILES * of_weights, scale.dtype), np.empty(of_weights, scale.dtype)
+    used = np.empty(components, np.int64)
+    for base in range(start, stop, TILES * WIDTH):
+        here = 0
+        for i in range(base, min(base + TILES * WIDTH, stop), WIDTH):
+            at = here * of_weights
+            count = load_tile(x, b, i, stop, places, tiles, here * of_tile)
+            if how == GIVEN:
+                load_weights(resp, b, i, count, weights, at)
+            else:
+                squared_distances(tiles, here * of_tile, table, 0, components, far)
+                if how == HARD:
+                    _nearest(b, components, log_norm, far, weights, at)
+                else:
+                    posterior(b, 0, components, log_norm, far, weights, at)
+                for k in range(components):
+                    for p in range(count):
+                        resp[b, i + p, k] = weights[at + WIDTH * k + p]
+                    for p in range(count, WIDTH):
+                        weights[at + WIDTH * k + p] = 0
+            here += 1
+        number = 0
         for k in range(components):
-            for d in range(dim):
-                first[k, d] += f[k, d]
-                second[k, d] += s[k, d]
-                f[k, d] = s[k, d] = 0
+            mass = wide(zero)
+            for n in range(here):
+                mass = mass + load(weights, n * of_weights + WIDTH * k)
+            if has_any(mass):
+                totals[b, t, k] += total(mass)
+                used[number] = k
+                number += 1
+        for d in range(dim):
+            for k in used[:number]:
+                first, second = wide(zero), wide(zero)
+                for n in range(here):
+                    z = (load(tiles, n * of_tile + WIDTH * d) - table[d, k, MEAN]) * table[d, k, INVERSE]
+                    part = z * load(weights, n * of_weights + WIDTH * k)
+                    first, second = first + part, second + part * z
+                firsts[b, t, k, d] += total(first)
+                seconds[b, t, k, d] += total(second)
 
 
 @part

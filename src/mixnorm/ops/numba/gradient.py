@@ -7,10 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from mixnorm.ops.numba.em import FLUSH
-from mixnorm.ops.numba.points import load, store
-from mixnorm.ops.numba.threads import entry, parallel_for, serial, stretch, stretches_of
-from mixnorm.ops.numba.transform import RELU, SQRT_HALF, act_slope
+from mixnorm.ops.numba.em import TILES
+from mixnorm.ops.numba.lanes import WIDTH, has_any, load, store, total, where, wide
+from mixnorm.ops.numba.points import load_tile, load_weights, store_tile
+from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
+from mixnorm.ops.numba.transform import (
+    BEND,
+    CENTRE,
+    LEAKY_RELU,
+    OFFSET,
+    RELU,
+    SCALE,
+    SQRT_HALF,
+    act_slope,
+    in_use,
+    table_of_lines,
+)
+
+
+@inlined
+def _slope(z: Any, activation: int, aside: Any) -> Any:
+    """``act_slope`` of lanes."""
+    if activation == RELU:
+        return where(z, 1.0, z * 0.0)
+    if activation == LEAKY_RELU:
+        return where(z, 1.0, z * 0.0 + 0.01)
+    store(aside, 0, z)
+    for p in range(WIDTH):
+        aside[p] = act_slope(aside[p], activation)
+    return load(aside, 0)
 
 
 @serial
@@ -20,68 +45,52 @@ def _sums_stretch(
 ) -> None:  # fmt: skip
     """Σ h_k v, Σ h_k, with a bend Σ h_k v², and Σ g over a stretch, with v = x - centre_k and h_k = g · w_k · act'(x̂_k)."""
     b, t, start, stop = stretch(item, of_scale.shape[1], resp.shape[1])
-    components, dim = factor.shape[1], x.dim
-    tile, up = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
-    w = np.zeros(4, scale.dtype)
-    s, h = np.zeros((components, dim), scale.dtype), np.zeros((components, dim), scale.dtype)
-    q = None if bend is None else np.zeros((components, dim), scale.dtype)
-    total = np.zeros(dim, scale.dtype)
-    for base in range(start, stop, FLUSH):
-        for i in range(base, min(base + FLUSH, stop), 4):
-            count = load(x, b, i, stop, tile)
-            load(g, b, i, stop, up)
-            for p in range(count, 4):
-                for d in range(dim):
-                    up[p, d] = 0
-            for d in range(dim):
-                total[d] += (up[0, d] + up[1, d]) + (up[2, d] + up[3, d])
-            for k in range(components):
-                for p in range(4):
-                    w[p] = resp[b, i + p, k] * factor[b, k] if p < count else 0
-                w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-                if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
-                    continue
-                if bend is None and activation is None:
-                    for d in range(dim):
-                        c = centre[b, k, d]
-                        h0, h1, h2, h3 = w0 * up[0, d], w1 * up[1, d], w2 * up[2, d], w3 * up[3, d]
-                        h[k, d] += (h0 + h1) + (h2 + h3)
-                        s[k, d] += (h0 * (tile[0, d] - c) + h1 * (tile[1, d] - c)) + (
-                            h2 * (tile[2, d] - c) + h3 * (tile[3, d] - c)
-                        )
-                elif bend is None and activation == RELU:
-                    zero = scale.dtype.type(0)
-                    for d in range(dim):
-                        c, a, r = centre[b, k, d], scale[b, k, d], offset[b, k, d]
-                        v0, v1, v2, v3 = tile[0, d] - c, tile[1, d] - c, tile[2, d] - c, tile[3, d] - c
-                        h0 = w0 * up[0, d] if v0 * a + r > 0 else zero
-                        h1 = w1 * up[1, d] if v1 * a + r > 0 else zero
-                        h2 = w2 * up[2, d] if v2 * a + r > 0 else zero
-                        h3 = w3 * up[3, d] if v3 * a + r > 0 else zero
-                        h[k, d] += (h0 + h1) + (h2 + h3)
-                        s[k, d] += (h0 * v0 + h1 * v1) + (h2 * v2 + h3 * v3)
-                else:
-                    for p in range(count):
-                        for d in range(dim):
-                            v, through = tile[p, d] - centre[b, k, d], w[p] * up[p, d]
-                            if activation is not None:
-                                slope = scale[b, k, d] if bend is None else scale[b, k, d] + v * bend[b, k, d]
-                                through *= act_slope(v * slope + offset[b, k, d], activation)
-                            h[k, d] += through
-                            s[k, d] += through * v
-                            if bend is not None:
-                                q[k, d] += through * v * v
-        for d in range(dim):
-            plain[b, t, d] += total[d]
-            total[d] = 0
+    components, dim, zero = factor.shape[1], x.dim, scale.dtype.type(0)
+    of_tile, of_weights = WIDTH * dim, WIDTH * components
+    table = table_of_lines(b, centre, scale, offset, bend, components)
+    places, aside = np.empty(WIDTH, np.int64), np.empty(WIDTH, scale.dtype)
+    tiles, ups = np.empty(TILES * of_tile, scale.dtype), np.empty(TILES * of_tile, scale.dtype)
+    weights, used = np.empty(TILES * of_weights, scale.dtype), np.empty(components, np.int64)
+    for base in range(start, stop, TILES * WIDTH):
+        here = 0
+        for i in range(base, min(base + TILES * WIDTH, stop), WIDTH):
+            count = load_tile(x, b, i, stop, places, tiles, here * of_tile)
+            load_tile(g, b, i, stop, places, ups, here * of_tile)
+            load_weights(resp, b, i, count, weights, here * of_weights)
+            for d in range(dim if count < WIDTH else 0):
+                for p in range(count, WIDTH):
+                    ups[here * of_tile + WIDTH * d + p] = 0
+            here += 1
+        number = 0
         for k in range(components):
-            for d in range(dim):
-                of_scale[b, t, k, d] += s[k, d]
-                of_z[b, t, k, d] += h[k, d]
-                s[k, d] = h[k, d] = 0
+            mass = wide(zero)
+            for n in range(here):
+                w = load(weights, n * of_weights + WIDTH * k) * factor[b, k]
+                store(weights, n * of_weights + WIDTH * k, w)
+                mass = mass + w
+            if has_any(mass):
+                used[number] = k
+                number += 1
+        for d in range(dim):
+            sum_of_g = wide(zero)
+            for n in range(here):
+                sum_of_g = sum_of_g + load(ups, n * of_tile + WIDTH * d)
+            plain[b, t, d] += total(sum_of_g)
+            for k in used[:number]:
+                h, s, q = wide(zero), wide(zero), wide(zero)
+                for n in range(here):
+                    v = load(tiles, n * of_tile + WIDTH * d) - table[d, k, CENTRE]
+                    through = load(ups, n * of_tile + WIDTH * d) * load(weights, n * of_weights + WIDTH * k)
+                    if activation is not None:
+                        slope = wide(table[d, k, SCALE]) if bend is None else v * table[d, k, BEND] + table[d, k, SCALE]
+                        through = through * _slope(v * slope + table[d, k, OFFSET], activation, aside)
+                    h, s = h + through, s + through * v
+                    if bend is not None:
+                        q = q + through * v * v
+                of_z[b, t, k, d] += total(h)
+                of_scale[b, t, k, d] += total(s)
                 if bend is not None:
-                    of_bend[b, t, k, d] += q[k, d]
-                    q[k, d] = 0
+                    of_bend[b, t, k, d] += total(q)
 
 
 @serial
@@ -95,51 +104,39 @@ def _points_stretch(
     slope is so large that the difference would be lost.
     """
     b, _, start, stop = stretch(item, stretches, resp.shape[1])
-    components, dim = factor.shape[1], x.dim
-    tile, up, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
-    w = np.zeros(4, scale.dtype)
-    for i in range(start, stop, 4):
-        count = load(x, b, i, stop, tile)
-        load(g, b, i, stop, up)
-        out[:] = 0
-        for k in range(components):
-            for p in range(4):
-                w[p] = resp[b, i + p, k] * factor[b, k] if p < count else 0
-            w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-            if w0 == 0 and w1 == 0 and w2 == 0 and w3 == 0:
-                continue
-            if bend is None and activation is None:
-                for d in range(dim):
-                    c, a, t, o = means[b, k, d], scale[b, k, d], lines[b, components + k, d], lines[b, k, d]
-                    out[0, d] += w0 * (up[0, d] * a + ((tile[0, d] - c) * t + o))
-                    out[1, d] += w1 * (up[1, d] * a + ((tile[1, d] - c) * t + o))
-                    out[2, d] += w2 * (up[2, d] * a + ((tile[2, d] - c) * t + o))
-                    out[3, d] += w3 * (up[3, d] * a + ((tile[3, d] - c) * t + o))
-            elif bend is None and activation == RELU:
-                zero = scale.dtype.type(0)
-                for d in range(dim):
-                    c, a, r, t = centre[b, k, d], scale[b, k, d], offset[b, k, d], lines[b, components + k, d]
-                    m, o = means[b, k, d], lines[b, k, d]
-                    g0 = up[0, d] * a if (tile[0, d] - c) * a + r > 0 else zero
-                    g1 = up[1, d] * a if (tile[1, d] - c) * a + r > 0 else zero
-                    g2 = up[2, d] * a if (tile[2, d] - c) * a + r > 0 else zero
-                    g3 = up[3, d] * a if (tile[3, d] - c) * a + r > 0 else zero
-                    out[0, d] += w0 * (g0 + ((tile[0, d] - m) * t + o))
-                    out[1, d] += w1 * (g1 + ((tile[1, d] - m) * t + o))
-                    out[2, d] += w2 * (g2 + ((tile[2, d] - m) * t + o))
-                    out[3, d] += w3 * (g3 + ((tile[3, d] - m) * t + o))
-            else:
-                for p in range(count):
-                    if w[p] != 0:
-                        for d in range(dim):
-                            v, a = tile[p, d] - centre[b, k, d], scale[b, k, d]
-                            e = scale.dtype.type(0) if bend is None else bend[b, k, d]
-                            through = up[p, d] * (a + 2 * e * v)
-                            if activation is not None:
-                                through *= act_slope(v * (a + v * e) + offset[b, k, d], activation)
-                            line = (tile[p, d] - means[b, k, d]) * lines[b, components + k, d] + lines[b, k, d]
-                            out[p, d] += w[p] * (through + line)
-        store(out, count, grad, b, i)
+    components, dim, zero = factor.shape[1], x.dim, scale.dtype.type(0)
+    table = table_of_lines(b, centre, scale, offset, bend, components)
+    flows = np.empty((dim, components, 3), scale.dtype)
+    for k in range(components):
+        for d in range(dim):
+            flows[d, k, 0], flows[d, k, 1], flows[d, k, 2] = means[b, k, d], lines[b, components + k, d], lines[b, k, d]
+    places, used, aside = np.empty(WIDTH, np.int64), np.empty(components, np.int64), np.empty(WIDTH, scale.dtype)
+    tile, up = np.empty(WIDTH * dim, scale.dtype), np.empty(WIDTH * dim, scale.dtype)
+    weights = np.empty(WIDTH * components, scale.dtype)
+    for i in range(start, stop, WIDTH):
+        count = load_tile(x, b, i, stop, places, tile, 0)
+        load_tile(g, b, i, stop, places, up, 0)
+        load_weights(resp, b, i, count, weights, 0)
+        number = in_use(weights, b, factor, used)
+        for d in range(dim):
+            u, above, out = load(tile, WIDTH * d), load(up, WIDTH * d), wide(zero)
+            for n in range(number):
+                k, through = used[n], above
+                v = u - table[d, k, CENTRE]
+                if bend is None:
+                    through = above * table[d, k, SCALE]
+                    if activation is not None:
+                        through = through * _slope(v * table[d, k, SCALE] + table[d, k, OFFSET], activation, aside)
+                else:
+                    bent = v * table[d, k, BEND]
+                    through = above * (bent + bent + table[d, k, SCALE])
+                    if activation is not None:
+                        z = v * (bent + table[d, k, SCALE]) + table[d, k, OFFSET]
+                        through = through * _slope(z, activation, aside)
+                through = (u - flows[d, k, 0]) * flows[d, k, 1] + (through + flows[d, k, 2])
+                out = out + through * load(weights, WIDTH * n)
+            store(tile, WIDTH * d, out)
+        store_tile(tile, count, grad, b, i, places)
 
 
 @serial

@@ -191,7 +191,7 @@ def store(_: Any, array: Any, index: Any, lanes: Any) -> Any:
 
 @intrinsic
 def load_square(_: Any, memory: Any, places: Any, first: Any, offset: Any, tile: Any, index: Any) -> Any:
-    """SQUARE rows of as many numbers as columns: tile[index + WIDTH·c + first + p] = memory[places[first + p] + offset + c]."""
+    """tile[index + WIDTH · c + first + p] = memory[places[first + p] + offset + c] for SQUARE p and as many c."""
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kinds = signature.args
@@ -229,9 +229,7 @@ def store_square(_: Any, memory: Any, places: Any, first: Any, offset: Any, tile
 def _starts(context: Any, builder: Any, kind: Any, places: Any, first: Any, offset: Any) -> list[Any]:
     """places[first + p] + offset of SQUARE points."""
     data, word = context.make_array(kind)(context, builder, places).data, ir.IntType(64)
-    return [
-        builder.add(builder.load(builder.gep(data, [builder.add(first, word(p))])), offset) for p in range(SQUARE)
-    ]
+    return [builder.add(builder.load(builder.gep(data, [builder.add(first, word(p))])), offset) for p in range(SQUARE)]
 
 
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""Points in any memory layout, which loops take a tile at a time.
+"""Points in any memory layout, which loops take a tile of WIDTH points at a time.
 
-Points (B, outer, inner, D) are numbered o · inner + i. A few of them are copied into a tile and back, so that nothing else
-asks how they lie, and one compilation serves all layouts.
+Points (B, outer, inner, D) are numbered o · inner + i. A tile has the lanes of one channel after the other, so that nothing
+else asks how points lie, and one compilation serves all layouts.
 """
 
 from __future__ import annotations
@@ -36,85 +36,50 @@ def place_of(x: Any, b: int, point: int) -> Any:
     return np.uint64(b * x.step_b + outer * x.step_o + (point - outer * x.inner) * x.step_i)
 
 
-@inlined
-def load(x: Any, b: int, first: int, stop: int, tile: Any) -> int:
-    """tile[p] = x for the four points from ``first`` on, or for as many as there are; how many."""
-    count, step = min(4, stop - first), np.uint64(x.step_d)
-    if step == np.uint64(1):  # the compiler takes several at once
-        for p in range(count):
-            place = place_of(x, b, first + p)
-            for d in range(x.dim):
-                tile[p, d] = x.memory[place + np.uint64(d)]
-        return count
-    # Neighbours together, because they are near each other in memory, and their channels are not.
-    place0, place1 = place_of(x, b, first), place_of(x, b, min(first + 1, stop - 1))
-    place2, place3 = place_of(x, b, min(first + 2, stop - 1)), place_of(x, b, min(first + 3, stop - 1))
-    for d in range(x.dim):
-        along = np.uint64(d) * step
-        tile[0, d], tile[1, d] = x.memory[place0 + along], x.memory[place1 + along]
-        tile[2, d], tile[3, d] = x.memory[place2 + along], x.memory[place3 + along]
-    return count
-
-
-@inlined
-def store(tile: Any, count: int, y: Any, b: int, first: int) -> None:
-    """The inverse of ``load``."""
-    step = np.uint64(y.step_d)
-    if step == np.uint64(1) or count < 4:
-        for p in range(count):
-            place = place_of(y, b, first + p)
-            for d in range(y.dim):
-                y.memory[place + np.uint64(d) * step] = tile[p, d]
-        return
-    place0, place1 = place_of(y, b, first), place_of(y, b, first + 1)
-    place2, place3 = place_of(y, b, first + 2), place_of(y, b, first + 3)
-    for d in range(y.dim):
-        along = np.uint64(d) * step
-        y.memory[place0 + along], y.memory[place1 + along] = tile[0, d], tile[1, d]
-        y.memory[place2 + along], y.memory[place3 + along] = tile[2, d], tile[3, d]
-
-
 @serial
-def load_lanes(x: Any, b: int, first: int, stop: int, places: Any, tile: Any) -> int:
-    """tile[WIDTH · d + p] = x for the points from ``first`` on: how many there are. What is left repeats the last of them."""
+def load_tile(x: Any, b: int, first: int, stop: int, places: Any, tile: Any, at: int) -> int:
+    """tile[at + WIDTH · d + p] = x for the points from ``first`` on: how many there are. The last one fills what is left.
+
+    ``places`` is for WIDTH integers.
+    """
     count = min(WIDTH, stop - first)
     if _find(x, b, first, stop, places):
         for d in range(x.dim):
-            lanes.store(tile, WIDTH * d, lanes.load(x.memory, places[0] + d * x.step_d))
+            lanes.store(tile, at + WIDTH * d, lanes.load(x.memory, places[0] + d * x.step_d))
         return count
-    d = 0
+    done = 0
     if x.step_d == 1:
-        while d + SQUARE <= x.dim:
+        while done + SQUARE <= x.dim:
             for p in range(0, WIDTH, SQUARE):
-                lanes.load_square(x.memory, places, p, d, tile, WIDTH * d)
-            d += SQUARE
-    for rest in range(d, x.dim):
+                lanes.load_square(x.memory, places, p, done, tile, at + WIDTH * done)
+            done += SQUARE
+    for d in range(done, x.dim):
         for p in range(WIDTH):
-            tile[WIDTH * rest + p] = x.memory[places[p] + rest * x.step_d]
+            tile[at + WIDTH * d + p] = x.memory[places[p] + d * x.step_d]
     return count
 
 
 @serial
-def store_lanes(tile: Any, count: int, y: Any, b: int, first: int, places: Any) -> None:
-    """The inverse of ``load_lanes``."""
+def store_tile(tile: Any, count: int, y: Any, b: int, first: int, places: Any) -> None:
+    """The inverse of ``load_tile``, from the beginning of a tile."""
     if _find(y, b, first, first + count, places):
         for d in range(y.dim):
             lanes.store(y.memory, places[0] + d * y.step_d, lanes.load(tile, WIDTH * d))
         return
-    d = 0
+    done = 0
     if y.step_d == 1 and count == WIDTH:
-        while d + SQUARE <= y.dim:
+        while done + SQUARE <= y.dim:
             for p in range(0, WIDTH, SQUARE):
-                lanes.store_square(y.memory, places, p, d, tile, WIDTH * d)
-            d += SQUARE
-    for rest in range(d, y.dim):
+                lanes.store_square(y.memory, places, p, done, tile, WIDTH * done)
+            done += SQUARE
+    for d in range(done, y.dim):
         for p in range(count):
-            y.memory[places[p] + rest * y.step_d] = tile[WIDTH * rest + p]
+            y.memory[places[p] + d * y.step_d] = tile[WIDTH * d + p]
 
 
 @inlined
 def _find(x: Any, b: int, first: int, stop: int, places: Any) -> bool:
-    """Where each of WIDTH points begins in memory, and whether that is one place after the other."""
+    """Where each of WIDTH points begins in memory, and whether they are neighbours there."""
     outer = first // x.inner
     inner = first - outer * x.inner
     place = b * x.step_b + outer * x.step_o + inner * x.step_i
@@ -129,3 +94,13 @@ def _find(x: Any, b: int, first: int, stop: int, places: Any) -> bool:
                 inner = 0
                 place += x.step_o - x.inner * x.step_i
     return are_neighbours
+
+
+@inlined
+def load_weights(resp: Any, b: int, first: int, count: int, weights: Any, at: int) -> None:
+    """weights[at + WIDTH · k + p] = ν of a tile's points; 0 for those that there are not."""
+    for k in range(resp.shape[2]):
+        for p in range(count):
+            weights[at + WIDTH * k + p] = resp[b, first + p, k]
+        for p in range(count, WIDTH):
+            weights[at + WIDTH * k + p] = 0

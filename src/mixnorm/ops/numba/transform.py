@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mixnorm.ops.numba.lanes import WIDTH, larger
-from mixnorm.ops.numba.lanes import load as load_lanes
-from mixnorm.ops.numba.lanes import store as store_lanes
-from mixnorm.ops.numba.points import load, store
+from mixnorm.ops.numba.lanes import WIDTH, has_any, larger, load, store, wide
+from mixnorm.ops.numba.points import load_tile, load_weights, store_tile
 from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
 
 RELU, LEAKY_RELU, SILU, GELU = range(4)
+CENTRE, SCALE, OFFSET, BEND = range(4)  # what a table of lines has of each channel and component
 SQRT_HALF = math.sqrt(0.5)
 
 
@@ -38,10 +37,10 @@ def activated(z: Any, activation: int, aside: Any) -> Any:
         return larger(z, 0.0)
     if activation == LEAKY_RELU:
         return larger(z, z * 0.01)
-    store_lanes(aside, 0, z)
+    store(aside, 0, z)
     for p in range(WIDTH):
         aside[p] = act(aside[p], activation)
-    return load_lanes(aside, 0)
+    return load(aside, 0)
 
 
 @serial
@@ -65,14 +64,12 @@ def affine(
     ``reference.mix_components``.
 
     gamma and beta are (1, D), or (K, D) for each component, or empty; within and between (1, D) or empty, and if they are
-    not, overall is μ and σ² of all points, (2·B, D); deviation is (1, D) or None, and bend is as well. Behind those of
-    the components, centre, scale and offset have two rows of zeros, so that three may be taken from any on.
+    not, overall is μ and σ² of all points, (2·B, D); deviation is (1, D) or None, and bend is as well.
     """
     batch, components, dim = means.shape
-    rows = components + 2
-    centre, scale = np.zeros((batch, rows, dim), means.dtype), np.zeros((batch, rows, dim), means.dtype)
-    offset, shift = np.zeros((batch, rows, dim), means.dtype), np.zeros(dim, means.dtype)
-    bend = None if deviation is None else np.zeros((batch, rows, dim), means.dtype)
+    centre, scale = np.zeros_like(means), np.zeros_like(means)
+    offset, shift = np.zeros_like(means), np.zeros(dim, means.dtype)
+    bend = None if deviation is None else np.zeros_like(means)
     one, zero = means.dtype.type(1), means.dtype.type(0)
     for b in range(batch):
         for k in range(components):
@@ -103,88 +100,78 @@ def affine(
     return centre, scale, offset, bend, shift
 
 
+@inlined
+def table_of_lines(b: int, centre: Any, scale: Any, offset: Any, bend: Any, components: int) -> Any:
+    """What ``affine`` found of a mixture, (D, K, 3 or 4), as the loops come to it."""
+    dim = centre.shape[2]
+    table = np.empty((dim, components, 3 if bend is None else 4), centre.dtype)
+    for k in range(components):
+        for d in range(dim):
+            table[d, k, CENTRE], table[d, k, SCALE], table[d, k, OFFSET] = centre[b, k, d], scale[b, k, d], offset[b, k, d]
+            if bend is not None:
+                table[d, k, BEND] = bend[b, k, d]
+    return table
+
+
+@inlined
+def normalized(v: Any, table: Any, d: int, k: int, bend: Any, activation: Any, aside: Any) -> Any:
+    """act(x̂_k) of a channel, with γ and β."""
+    v = v - table[d, k, CENTRE]
+    if bend is not None:
+        z = v * (v * table[d, k, BEND] + table[d, k, SCALE]) + table[d, k, OFFSET]
+    else:
+        z = v * table[d, k, SCALE] + table[d, k, OFFSET]
+    return z if activation is None else activated(z, activation, aside)
+
+
+@inlined
+def in_use(weights: Any, b: int, factor: Any, used: Any) -> int:
+    """The components that a point of the tile belongs to: their numbers, and weights times factors, moved to the front."""
+    number = 0
+    for k in range(factor.shape[1]):
+        w = load(weights, WIDTH * k) * factor[b, k]
+        if has_any(w):
+            store(weights, WIDTH * number, w)
+            used[number] = k
+            number += 1
+    return number
+
+
+@inlined
+def mix_tile(
+    tile: Any, weights: Any, used: Any, number: int, table: Any, bend: Any, activation: Any, aside: Any, scaling: Any,
+    shift: Any,
+) -> None:  # fmt: skip
+    """x = scaling · Σ_k w_k · act(x̂_k) + shift for the points of a tile, in place."""
+    dim, zero = table.shape[0], table.dtype.type(0)
+    for d in range(0, dim, 2):  # two at a time, which share the weights
+        e = min(d + 1, dim - 1)
+        v0, v1, z0, z1 = load(tile, WIDTH * d), load(tile, WIDTH * e), wide(zero), wide(zero)
+        for n in range(number):
+            k, w = used[n], load(weights, WIDTH * n)
+            z0 = z0 + normalized(v0, table, d, k, bend, activation, aside) * w
+            z1 = z1 + normalized(v1, table, e, k, bend, activation, aside) * w
+        store(tile, WIDTH * d, z0 * scaling + shift[d])
+        store(tile, WIDTH * e, z1 * scaling + shift[e])
+
+
 @serial
 def _mix_stretch(
     item: int, stretches: int, x: Any, resp: Any, factor: Any, centre: Any, scale: Any, offset: Any, bend: Any,
     activation: Any, shift: Any, y: Any,
 ) -> None:  # fmt: skip
     b, _, start, stop = stretch(item, stretches, resp.shape[1])
-    components, dim = factor.shape[1], x.dim
-    tile, out = np.zeros((4, dim), scale.dtype), np.zeros((4, dim), scale.dtype)
-    w = np.zeros((3, 4), scale.dtype)
-    for i in range(start, stop, 4):
-        count = load(x, b, i, stop, tile)
-        for d in range(dim):
-            out[0, d] = out[1, d] = out[2, d] = out[3, d] = shift[d]
-        for k in range(0, components, 3):
-            w[:] = 0
-            for j in range(min(3, components - k)):
-                for p in range(count):
-                    w[j, p] = resp[b, i + p, k + j] * factor[b, k + j]
-            add_three(tile, count, w, b, k, centre, scale, offset, bend, activation, out)
-        store(out, count, y, b, i)
-
-
-@inlined
-def add_three(
-    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any, out: Any
-) -> None:
-    """out += Σ w_j · act(x̂_j) of three components, for the points of a tile; there may be fewer, whose w are 0."""
-    if bend is not None or (activation is not None and activation != RELU):
-        for j in range(3):
-            _add_curve(tile, count, w[j], b, k + j, centre, scale, offset, bend, activation, out)
-        return
-    u0, u1, u2, u3 = w[0, 0], w[0, 1], w[0, 2], w[0, 3]
-    v0, v1, v2, v3 = w[1, 0], w[1, 1], w[1, 2], w[1, 3]
-    w0, w1, w2, w3 = w[2, 0], w[2, 1], w[2, 2], w[2, 3]
-    # No weight is below 0.
-    is_first, is_second, is_third = u0 + u1 + u2 + u3 != 0, v0 + v1 + v2 + v3 != 0, w0 + w1 + w2 + w3 != 0
-    if is_first + is_second + is_third <= 1:  # as where modes are apart
-        j = 1 if is_second else 2 if is_third else 0
-        u0, u1, u2, u3 = w[j, 0], w[j, 1], w[j, 2], w[j, 3]
-        for d in range(tile.shape[1]):
-            c, a, o = centre[b, k + j, d], scale[b, k + j, d], offset[b, k + j, d]
-            z0, z1 = a * (tile[0, d] - c) + o, a * (tile[1, d] - c) + o
-            z2, z3 = a * (tile[2, d] - c) + o, a * (tile[3, d] - c) + o
-            out[0, d] += u0 * (z0 if activation is None else relu(z0))
-            out[1, d] += u1 * (z1 if activation is None else relu(z1))
-            out[2, d] += u2 * (z2 if activation is None else relu(z2))
-            out[3, d] += u3 * (z3 if activation is None else relu(z3))
-        return
-    for d in range(tile.shape[1]):
-        c0, c1, c2 = centre[b, k, d], centre[b, k + 1, d], centre[b, k + 2, d]
-        a0, a1, a2 = scale[b, k, d], scale[b, k + 1, d], scale[b, k + 2, d]
-        o0, o1, o2 = offset[b, k, d], offset[b, k + 1, d], offset[b, k + 2, d]
-        x0, x1, x2, x3 = tile[0, d], tile[1, d], tile[2, d], tile[3, d]
-        if activation is None:
-            out[0, d] += u0 * (a0 * (x0 - c0) + o0) + v0 * (a1 * (x0 - c1) + o1) + w0 * (a2 * (x0 - c2) + o2)
-            out[1, d] += u1 * (a0 * (x1 - c0) + o0) + v1 * (a1 * (x1 - c1) + o1) + w1 * (a2 * (x1 - c2) + o2)
-            out[2, d] += u2 * (a0 * (x2 - c0) + o0) + v2 * (a1 * (x2 - c1) + o1) + w2 * (a2 * (x2 - c2) + o2)
-            out[3, d] += u3 * (a0 * (x3 - c0) + o0) + v3 * (a1 * (x3 - c1) + o1) + w3 * (a2 * (x3 - c2) + o2)
-        else:
-            out[0, d] += u0 * relu(a0 * (x0 - c0) + o0) + v0 * relu(a1 * (x0 - c1) + o1) + w0 * relu(a2 * (x0 - c2) + o2)
-            out[1, d] += u1 * relu(a0 * (x1 - c0) + o0) + v1 * relu(a1 * (x1 - c1) + o1) + w1 * relu(a2 * (x1 - c2) + o2)
-            out[2, d] += u2 * relu(a0 * (x2 - c0) + o0) + v2 * relu(a1 * (x2 - c1) + o1) + w2 * relu(a2 * (x2 - c2) + o2)
-            out[3, d] += u3 * relu(a0 * (x3 - c0) + o0) + v3 * relu(a1 * (x3 - c1) + o1) + w3 * relu(a2 * (x3 - c2) + o2)
-
-
-@inlined
-def relu(z: Any) -> Any:
-    """max(z, 0), which is NaN where z is."""
-    return type(z)(0) if z < 0 else z
-
-
-@serial
-def _add_curve(
-    tile: Any, count: int, w: Any, b: int, k: int, centre: Any, scale: Any, offset: Any, bend: Any, activation: Any, out: Any
-) -> None:
-    for p in range(count):
-        if w[p] != 0:
-            for d in range(tile.shape[1]):
-                v = tile[p, d] - centre[b, k, d]
-                slope = scale[b, k, d] if bend is None else scale[b, k, d] + v * bend[b, k, d]
-                z = v * slope + offset[b, k, d]
-                out[p, d] += w[p] * (z if activation is None else act(z, activation))
+    components = factor.shape[1]
+    table = table_of_lines(b, centre, scale, offset, bend, components)
+    places, tile = np.empty(WIDTH, np.int64), np.empty(WIDTH * x.dim, scale.dtype)
+    weights, used = np.empty(WIDTH * components, scale.dtype), np.empty(components, np.int64)
+    aside = np.empty(WIDTH, scale.dtype)
+    for i in range(start, stop, WIDTH):
+        count = load_tile(x, b, i, stop, places, tile, 0)
+        load_weights(resp, b, i, count, weights, 0)
+        number = in_use(weights, b, factor, used)
+        mix_tile(tile, weights, used, number, table, bend, activation, aside, scale.dtype.type(1), shift)
+        store_tile(tile, count, y, b, i, places)
 
 
 @entry
