@@ -11,6 +11,7 @@ import torch
 from mixnorm import MixtureNorm2d
 from mixnorm.functional import mixture_inference, mixture_normalize
 from mixnorm.gmm import GaussianMixture, fit_mixture
+from mixnorm.ops.choose import kernels_for
 
 pytest.importorskip("numba", reason="numba is not installed, so that backend='auto' is the reference")
 
@@ -258,3 +259,20 @@ def test_a_lazily_negated_tensor():
     x, resp = torch.complex(rand(20, 3), rand(20, 3, seed=2)).conj().imag, soft(20, 2)
     assert x.is_neg()
     assert_close(mixture_normalize(x, resp), mixture_normalize(x.clone(), resp, backend="reference"))
+
+
+@pytest.mark.parametrize("decay", [0.9, 1.0, 0.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slot_weights(dtype, decay):
+    """Of whole batches, of few points, of what stands for many batches, of slots that are not filled; an empty history."""
+    weights = soft(3, 5, 4).to(dtype)
+    weights[0, 1] *= 0.3
+    weights[0, 2] *= 7
+    weights[1, :3] = 0
+    weights[2] = 0
+    compiled, reference = (
+        kernels_for(weights.unsqueeze(-1), 4, backend).slot_weights(weights, decay) for backend in ("auto", "reference")
+    )
+    for found, expected in zip(compiled, reference, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert compiled[1].sum(-1).tolist() == pytest.approx([1, 1, 1])

@@ -139,6 +139,16 @@ class NumbaKernels(FastKernels):
             )
         return y.to(points.dtype)
 
+    def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+        if weights.dtype not in _TYPES:
+            return super().slot_weights(weights, decay)
+        used = torch.empty_like(weights, memory_format=torch.contiguous_format)
+        tau = weights.new_empty(weights.shape[:2])
+        _, *arrays = _arrays(weights, used, tau)
+        with _LOCK:
+            evaluation.slot_weights(arrays[0], float(decay), reference.WHOLE, *arrays[1:])
+        return used, tau
+
     def inference_backward(
         self, grad: Tensor, points: Tensor, history: History, parameters: Parameters, form: Form
     ) -> list[Tensor | None]:

@@ -14,7 +14,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.extending import intrinsic, lower_builtin, models, overload, register_model
 
 WIDTH = 32  # measured, see benchmarks/LOG.md: 16 have too few sums under way, 64 too few registers
 SQUARE = 16  # rows and columns of what is transposed at once
@@ -83,15 +84,20 @@ def _of_lanes(generate: Callable[..., Any]) -> Any:
 
 
 def _operator(function: Callable[..., Any], instruction: str) -> None:
-    generate = _of_lanes(lambda builder, a, b: getattr(builder, instruction)(a, b, flags=FLAGS))
+    """Registers it for lanes, and for lanes and a number. Not as an overload, of which each use would be compiled."""
+    typed = _of_lanes(lambda builder, a, b: getattr(builder, instruction)(a, b, flags=FLAGS))
 
-    @intrinsic
-    def apply(typing: Any, a: Any, b: Any) -> Any:
-        return generate(typing, a, b)
+    @infer_global(function)
+    class _Typing(AbstractTemplate):
+        def generic(self, given: Any, _: Any) -> Any:
+            lanes = _lanes_of(*given)
+            return None if lanes is None else lanes(*given)
 
-    @overload(function, strict=False)  # which would compare annotations, too
-    def overloaded(a: Any, b: Any) -> Any:
-        return (lambda a, b: apply(a, b)) if _lanes_of(a, b) else None
+    def lower(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return typed(None, *signature.args)[1](context, builder, signature, values)
+
+    for kinds in ((Lanes, Lanes), (Lanes, types.Number), (types.Number, Lanes)):
+        lower_builtin(function, *kinds)(lower)
 
 
 for _function, _instruction in {"add": "fadd", "sub": "fsub", "mul": "fmul", "truediv": "fdiv"}.items():
