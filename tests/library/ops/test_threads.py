@@ -9,7 +9,7 @@ pytest.importorskip("numba", reason="numba is not installed")
 
 from numba import njit
 
-from mixnorm.ops.numba import em, evaluation, fit, gradient, points, threads, transform
+from mixnorm.ops.numba import em, evaluation, fit, gradient, threads, transform
 from mixnorm.ops.numba.threads import parallel_for, stretch, stretches_of
 
 
@@ -65,6 +65,6 @@ def test_stretches_hold_every_point_once(count):
 
 def test_a_change_in_any_file_of_the_folder_is_a_change_of_all_loops():
     """What numba keeps on disk is thrown away when the stamp is another; its own is that of a function's file alone."""
-    entries = [em.em, fit.seed, transform.mix, gradient.gradient_points, evaluation.evaluate, points.load_tile]
+    entries = [em.em, fit.seed, transform.mix, gradient.gradient_points, evaluation.evaluate]
     assert {entry._cache._cache_file._source_stamp for entry in entries} == {threads._sources()}
     assert len(threads._sources()) == len(list(Path(threads.__file__).parent.glob("*.py")))

@@ -201,7 +201,8 @@ def em(
     k-means takes the means of the mixture alone, and its last step leaves the clusters that it found as a mixture. With
     ``is_given`` there is one step, with the ν that are there. In the end components under ``min_weight`` are dropped.
     """
-    centers, ones, alike = means.copy(), np.ones_like(means), np.ones_like(weights)
+    centers, ones, alike = means.copy(), means.copy(), weights.copy()
+    ones[:], alike[:] = 1, 1
     for step in range(1 if is_given else hard_steps + soft_steps):
         how, start = SOFT, (weights, means, variances)
         if is_given or step < hard_steps:

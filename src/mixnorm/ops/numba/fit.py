@@ -27,7 +27,8 @@ def _remaining(item: int, stretches: int, rows: Any, b: int, index: Any, count: 
 def _seed(b: int, rows: Any, uniforms: Any, candidates: int, stretches: int, centers: Any) -> None:
     """Greedy k-means++, as ``fit.seed``, of rows (B, m, D)."""
     points, dim, components = rows.shape[1], rows.shape[2], centers.shape[1]
-    closest, index = np.full(points, np.inf), np.zeros(max(candidates, 1), np.int64)
+    closest, index = np.empty(points), np.empty(max(candidates, 1), np.int64)
+    closest[:] = np.inf
     remaining = np.empty((max(candidates, 1), points))
     for k in range(components):
         count = candidates if k else 1
@@ -40,7 +41,9 @@ def _seed(b: int, rows: Any, uniforms: Any, candidates: int, stretches: int, cen
             _remaining(0, stretches, rows, b, index, count, closest, remaining)
         best, least = 0, np.inf
         for c in range(count):
-            inertia = remaining[c].sum()
+            inertia = 0.0
+            for i in range(points):
+                inertia += remaining[c, i]
             if inertia < least:
                 best, least = c, inertia
         for i in range(points):
@@ -52,7 +55,10 @@ def _seed(b: int, rows: Any, uniforms: Any, candidates: int, stretches: int, cen
 @serial
 def _draw(closest: Any, u: float) -> int:
     """The first point whose cumulative distance passes the share u of all; a point at distance 0 is never drawn."""
-    target, cumulative = u * closest.sum(), 0.0
+    every, cumulative = 0.0, 0.0
+    for i in range(closest.shape[0]):
+        every += closest[i]
+    target = u * every
     for i in range(closest.shape[0]):
         cumulative += closest[i]
         if cumulative > target:

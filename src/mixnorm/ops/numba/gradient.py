@@ -150,7 +150,7 @@ def _chain(
     batch, components, dim = means.shape
     stretches = of_scale.shape[1]
     of_gamma, of_beta = np.zeros((components, dim)), np.zeros((components, dim))
-    of_within, of_between, of_deviation = np.zeros(dim), np.zeros(dim), np.zeros(dim)
+    of_within, of_between, of_deviation = np.zeros((3, dim))
     for b in range(batch):
         for d in range(dim):
             root0 = 1 / math.sqrt(overall[2 * b + 1, d] + eps) if overall.size else 0.0

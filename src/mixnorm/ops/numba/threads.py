@@ -1,6 +1,8 @@
 """How the loops are compiled, and how they run on all cores.
 
-numba's own parallel loops take seconds to compile, each of them. Here there is one, which calls any function by its address.
+The first training step waits for the compiler, so it has to do little. numba's own parallel loops take seconds each; here
+there is one, which calls any function by its address. And numba optimizes a function and makes machine code of it, and then
+does the same once more within each function that calls it; here only what Python calls goes through all that, once.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import parse_assembly
 from numba import njit, prange, types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
 _WORD = ir.IntType(64)
@@ -40,19 +45,68 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"
 _OPTIONS["fastmath"] = {"reassoc", "contract", "arcp", "nsz"}
 
 
+class _Whole(JITCodeLibrary):
+    """The code of a function that Python calls, with all that it calls: optimized in one go."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        passes = self._codegen._module_pass_manager()
+        if not (isinstance(passes, tuple) and config.LLVM_REFPRUNE_PASS):  # type: ignore[attr-defined]
+            super()._optimize_final_module()  # of an older numba, or one that was set up otherwise
+            return
+        manager, builder = passes
+        manager.run(self._final_module, builder)
+
+
+class _Ingredient(JITCodeLibrary):
+    """The code of a function that others call, as the compiler gets it: it goes into theirs."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        # numba writes down where a function finds its Python objects. These have none, but there has to be such a place.
+        places = [str(place) for place in self._final_module.global_variables if place.name.startswith("_ZN08NumbaEnv")]
+        module = parse_assembly("\n".join(places))
+        module.name = self.name
+        self._codegen._add_module(module)
+        self._finalized = True
+
+
+class _WholeCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, _: Any, *rest: Any) -> None:
+        library = _Whole(target.codegen(), "whole")
+        library.enable_object_caching()
+        super().__init__(typing, target, library, *rest)
+
+
+class _IngredientCompiler(Compiler):
+    def __init__(self, typing: Any, target: Any, _: Any, *rest: Any) -> None:
+        super().__init__(typing, target, _Ingredient(target.codegen(), "ingredient"), *rest)
+
+
+_INGREDIENT = _OPTIONS | {"cache": False, "no_cpython_wrapper": True, "pipeline_class": _IngredientCompiler}
+
+
 def entry(function: Callable[..., Any]) -> Any:
     """A compiled function that Python calls."""
-    return _kept(njit(**_OPTIONS)(function))
+    return _kept(njit(**_OPTIONS, pipeline_class=_WholeCompiler)(function))
 
 
 def serial(function: Callable[..., Any]) -> Any:
-    """A compiled function that others call: without what Python would need to call it, which takes as long to compile."""
-    return _kept(njit(**_OPTIONS | {"no_cpython_wrapper": True})(function))
+    """A compiled function that others call."""
+    return njit(**_INGREDIENT)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A compiled function that becomes a part of those that call it."""
-    return _kept(njit(**_OPTIONS | {"no_cpython_wrapper": True, "forceinline": True})(function))
+    return njit(**_INGREDIENT, forceinline=True)(function)
 
 
 def part(function: Callable[..., Any]) -> Any:

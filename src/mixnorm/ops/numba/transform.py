@@ -67,9 +67,11 @@ def affine(
     not, overall is μ and σ² of all points, (2·B, D); deviation is (1, D) or None, and bend is as well.
     """
     batch, components, dim = means.shape
-    centre, scale = np.zeros_like(means), np.zeros_like(means)
-    offset, shift = np.zeros_like(means), np.zeros(dim, means.dtype)
-    bend = None if deviation is None else np.zeros_like(means)
+    centre, scale, offset = np.empty_like(means), np.empty_like(means), np.empty_like(means)
+    bend, shift = None if deviation is None else np.empty_like(means), np.empty(dim, means.dtype)
+    offset[:], shift[:] = 0, 0
+    if bend is not None:
+        bend[:] = 0
     one, zero = means.dtype.type(1), means.dtype.type(0)
     for b in range(batch):
         for k in range(components):
@@ -177,14 +179,11 @@ def _mix_stretch(
 @entry
 def factors(weights: Any, is_unit: bool, inside: bool) -> Any:
     """a_k = 1/√λ_k, or 1 where ``is_unit``, and 0 for a component that is not in use: behind the activation, and inside."""
-    outer, inner = np.ones_like(weights), np.ones_like(weights)
+    outer, inner = np.empty_like(weights), np.empty_like(weights)
     for b in range(weights.shape[0]):
         for k in range(weights.shape[1]):
             a = 0.0 if weights[b, k] == 0 else 1.0 if is_unit else 1 / math.sqrt(weights[b, k])
-            if inside:
-                inner[b, k] = a
-            else:
-                outer[b, k] = a
+            outer[b, k], inner[b, k] = (1.0, a) if inside else (a, 1.0)
     return outer, inner
 
 
