@@ -12,6 +12,7 @@ from mixnorm import MixtureNorm2d
 from mixnorm.functional import mixture_inference, mixture_normalize
 from mixnorm.gmm import GaussianMixture, fit_mixture
 from mixnorm.ops.choose import kernels_for
+from mixnorm.ops.kernels import Mixture
 
 pytest.importorskip("numba", reason="numba is not installed, so that backend='auto' is the reference")
 
@@ -276,3 +277,25 @@ def test_slot_weights(dtype, decay):
     for found, expected in zip(compiled, reference, strict=True):
         torch.testing.assert_close(found, expected)
     assert compiled[1].sum(-1).tolist() == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("bad", [None, "weights", "means", "variances", "far"])
+def test_a_mixture_is_pushed_whole_or_not_at_all(dtype, bad):
+    """Also where no finite statistics come in, a mean is too large for squares, and a queue is of another dtype."""
+    newest = Mixture(soft(2, 3), rand(2, 3, 5), rand(2, 3, 5, seed=2).exp())
+    newest = Mixture(*(t.float() if dtype == torch.bfloat16 else t.to(dtype) for t in newest))
+    if bad == "far":
+        newest.means[1, 2, 4] = 3e16
+    elif bad is not None:
+        getattr(newest, bad)[1, 2] = torch.nan
+    found = []
+    for backend in ("auto", "reference"):
+        queues = Mixture(soft(2, 4, 3).to(dtype), rand(2, 4, 3, 5).to(dtype), rand(2, 4, 3, 5, seed=2).exp().to(dtype))
+        tracked = torch.tensor(7)
+        taken = kernels_for(rand(2, 8, 1, 5).float(), 3, backend).push(queues, newest, tracked)
+        assert bool(taken) == (bad is None)
+        assert tracked == 7 + (bad is None)
+        found.append(queues)
+    for compiled, reference in zip(*found, strict=True):
+        assert torch.equal(compiled, reference)

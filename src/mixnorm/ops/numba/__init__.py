@@ -19,7 +19,7 @@ from mixnorm.ops import reference
 from mixnorm.ops.autograd import FastKernels, ReferenceTransform
 from mixnorm.ops.fit import Options
 from mixnorm.ops.kernels import Form, History, Kernels, Mixture, Parameters
-from mixnorm.ops.numba import em, evaluation, fit, gradient, transform
+from mixnorm.ops.numba import em, evaluation, fit, gradient, queue, transform
 from mixnorm.ops.numba.points import Points
 from mixnorm.ops.numba.telling import tell_of
 
@@ -139,6 +139,16 @@ class NumbaKernels(FastKernels):
             )
         return y.to(points.dtype)
 
+    def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> Tensor:
+        dtype = queues.means.dtype
+        if dtype not in _TYPES or newest.means.dtype != dtype or not all(t.is_contiguous() for t in queues):
+            return super().push(queues, newest, tracked)  # type: ignore[return-value]
+        _, *arrays = _arrays(*(t.flatten(2) for t in queues), *(t.flatten(1) for t in newest))
+        with _LOCK:
+            taken = queue.push(tuple(arrays[:3]), tuple(arrays[3:]), reference.LARGEST_MEAN)
+        tracked.add_(taken)
+        return torch.tensor(taken)
+
     def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
         if weights.dtype not in _TYPES:
             return super().slot_weights(weights, decay)
@@ -146,7 +156,7 @@ class NumbaKernels(FastKernels):
         tau = weights.new_empty(weights.shape[:2])
         _, *arrays = _arrays(weights, used, tau)
         with _LOCK:
-            evaluation.slot_weights(arrays[0], float(decay), reference.WHOLE, *arrays[1:])
+            queue.slot_weights(arrays[0], float(decay), reference.WHOLE, *arrays[1:])
         return used, tau
 
     def inference_backward(

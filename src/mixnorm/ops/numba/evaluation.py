@@ -112,28 +112,3 @@ def evaluate(
         shift, y,
     )  # fmt: skip
     parallel_for(x.batch * stretches, _evaluate_stretch, given)
-
-
-@entry
-def slot_weights(weights: Any, decay: float, whole: float, used: Any, tau: Any) -> None:
-    """``reference.slot_weights``: the λ (B, T, K) and τ (B, T) that a history is evaluated with."""
-    batch, slots, components = weights.shape
-    for b in range(batch):
-        every = 0.0
-        for t in range(slots):
-            share = 0.0
-            for k in range(components):
-                share += weights[b, t, k]
-            tau[b, t] = 0
-            if share > 0:
-                # Of a batch of few points they add up to less, of what stands for many batches to more.
-                counts = share if share < whole or share > 1 / whole else 1.0
-                tau[b, t] = decay ** (slots - 1 - t) * counts
-                every += tau[b, t]
-                share = counts
-            for k in range(components):
-                used[b, t, k] = weights[b, t, k] / (share if share > 0 else 1.0)
-        if every == 0:  # an empty history
-            used[b, slots - 1, 0] = tau[b, slots - 1] = every = 1.0
-        for t in range(slots):
-            tau[b, t] /= every
