@@ -23,9 +23,10 @@ from mixnorm.ops.numba import em, evaluation, fit, gradient, queue, transform
 from mixnorm.ops.numba.points import Points
 from mixnorm.ops.numba.telling import tell_of
 
-_ACTIVATIONS = {
-    "relu": transform.RELU,
-    "leaky_relu": transform.LEAKY_RELU,
+# As ``transform.activated`` takes them: loops are compiled for each type.
+_ACTIVATIONS: dict[str, bool | float | int] = {
+    "relu": True,
+    "leaky_relu": 0.01,
     "silu": transform.SILU,
     "gelu": transform.GELU,
 }
@@ -190,7 +191,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _options(parameters: Parameters, form: Form) -> tuple[bool, int | None, tuple[Any, float, bool, bool]]:
+def _options(parameters: Parameters, form: Form) -> tuple[bool, bool | float | int | None, tuple[Any, float, bool, bool]]:
     """Whether a_k is inside the activation, which activation, and d (1, D) with the options of ``transform.affine``.
 
     Loops are compiled for an activation and a d that are ``None``, and for those that are not.

@@ -8,34 +8,10 @@ from typing import Any
 import numpy as np
 
 from mixnorm.ops.numba.em import TILES
-from mixnorm.ops.numba.lanes import WIDTH, has_any, load, store, total, where, wide
+from mixnorm.ops.numba.lanes import WIDTH, has_any, load, store, total, wide
 from mixnorm.ops.numba.points import load_tile, load_weights, store_tile
-from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
-from mixnorm.ops.numba.transform import (
-    BEND,
-    CENTRE,
-    LEAKY_RELU,
-    OFFSET,
-    RELU,
-    SCALE,
-    SQRT_HALF,
-    act_slope,
-    in_use,
-    table_of_lines,
-)
-
-
-@inlined
-def _slope(z: Any, activation: int, aside: Any) -> Any:
-    """``act_slope`` of lanes."""
-    if activation == RELU:
-        return where(z, 1.0, z * 0.0)
-    if activation == LEAKY_RELU:
-        return where(z, 1.0, z * 0.0 + 0.01)
-    store(aside, 0, z)
-    for p in range(WIDTH):
-        aside[p] = act_slope(aside[p], activation)
-    return load(aside, 0)
+from mixnorm.ops.numba.threads import entry, parallel_for, serial, stretch, stretches_of
+from mixnorm.ops.numba.transform import BEND, CENTRE, OFFSET, SCALE, SQRT_HALF, in_use, slope_of, table_of_lines
 
 
 @serial
@@ -83,7 +59,7 @@ def _sums_stretch(
                     through = load(ups, n * of_tile + WIDTH * d) * load(weights, n * of_weights + WIDTH * k)
                     if activation is not None:
                         slope = wide(table[d, k, SCALE]) if bend is None else v * table[d, k, BEND] + table[d, k, SCALE]
-                        through = through * _slope(v * slope + table[d, k, OFFSET], activation, aside)
+                        through = through * slope_of(v * slope + table[d, k, OFFSET], activation, aside)
                     h, s = h + through, s + through * v
                     if bend is not None:
                         q = q + through * v * v
@@ -126,13 +102,13 @@ def _points_stretch(
                 if bend is None:
                     through = above * table[d, k, SCALE]
                     if activation is not None:
-                        through = through * _slope(v * table[d, k, SCALE] + table[d, k, OFFSET], activation, aside)
+                        through = through * slope_of(v * table[d, k, SCALE] + table[d, k, OFFSET], activation, aside)
                 else:
                     bent = v * table[d, k, BEND]
                     through = above * (bent + bent + table[d, k, SCALE])
                     if activation is not None:
                         z = v * (bent + table[d, k, SCALE]) + table[d, k, OFFSET]
-                        through = through * _slope(z, activation, aside)
+                        through = through * slope_of(z, activation, aside)
                 through = (u - flows[d, k, 0]) * flows[d, k, 1] + (through + flows[d, k, 2])
                 out = out + through * load(weights, WIDTH * n)
             store(tile, WIDTH * d, out)

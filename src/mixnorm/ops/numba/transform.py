@@ -9,50 +9,84 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
-from mixnorm.ops.numba.lanes import WIDTH, has_any, larger, load, store, wide
+from mixnorm.ops.numba.lanes import WIDTH, exp, has_any, larger, load, smaller, store, where, wide
 from mixnorm.ops.numba.points import load_tile, load_weights, store_tile
 from mixnorm.ops.numba.threads import entry, inlined, parallel_for, serial, stretch, stretches_of
 
-RELU, LEAKY_RELU, SILU, GELU = range(4)
+SILU, GELU = range(2)
 CENTRE, SCALE, OFFSET, BEND = range(4)  # what a table of lines has of each channel and component
 SQRT_HALF = math.sqrt(0.5)
 
 
 @serial
-def act(z: Any, activation: int) -> Any:
-    if activation == RELU:
-        return z if z > 0 else 0 * z
-    if activation == LEAKY_RELU:
-        return z if z > 0 else 0.01 * z
-    if activation == SILU:
-        return z / (1 + math.exp(-z))
+def _gelu(z: Any) -> Any:
     return 0.5 * z * (1 + math.erf(z * SQRT_HALF))
 
 
+@serial
+def _gelu_slope(z: Any) -> float:
+    return 0.5 * (1 + math.erf(z * SQRT_HALF)) + z * math.exp(-0.5 * z * z) * 0.3989422804014327
+
+
 @inlined
-def activated(z: Any, activation: int, aside: Any) -> Any:
-    """``act`` of lanes; where there is no instruction for it, of one number after the other."""
-    if activation == RELU:
-        return larger(z, 0.0)
-    if activation == LEAKY_RELU:
-        return larger(z, z * 0.01)
+def _sigmoid(z: Any) -> Any:
+    small = exp(smaller(z, 0.0 - z))
+    return where(z, 1.0, small) / (1.0 + small)
+
+
+@serial
+def _curve(z: Any, activation: int, aside: Any) -> Any:
+    if activation == SILU:
+        return z * _sigmoid(z)
     store(aside, 0, z)
     for p in range(WIDTH):
-        aside[p] = act(aside[p], activation)
+        aside[p] = _gelu(aside[p])
     return load(aside, 0)
 
 
 @serial
-def act_slope(z: Any, activation: int) -> float:
-    if activation == RELU:
-        return 1.0 if z > 0 else 0.0
-    if activation == LEAKY_RELU:
-        return 1.0 if z > 0 else 0.01
+def _curve_slope(z: Any, activation: int, aside: Any) -> Any:
     if activation == SILU:
-        sigmoid = 1 / (1 + math.exp(-z))
-        return sigmoid * (1 + z * (1 - sigmoid))
-    return 0.5 * (1 + math.erf(z * SQRT_HALF)) + z * math.exp(-0.5 * z * z) * 0.3989422804014327
+        share = _sigmoid(z)
+        return share * (1.0 + z * (1.0 - share))
+    store(aside, 0, z)
+    for p in range(WIDTH):
+        aside[p] = _gelu_slope(aside[p])
+    return load(aside, 0)
+
+
+def activated(z: Any, activation: Any, aside: Any) -> Any:
+    """act(z) of lanes: ReLU is True, leaky ReLU its slope below 0, a float; an int is a curve, SILU or GELU.
+
+    Each type is compiled by itself, and code for the others is not. ``aside`` has room for lanes.
+    """
+    raise NotImplementedError  # for numba alone
+
+
+@overload(activated, strict=False)  # which would compare annotations, too
+def _activated(z: Any, activation: Any, aside: Any) -> Any:
+    if isinstance(activation, types.Boolean):
+        return lambda z, activation, aside: larger(z, 0.0)
+    if isinstance(activation, types.Float):
+        return lambda z, activation, aside: larger(z, z * activation)
+    return lambda z, activation, aside: _curve(z, activation, aside)
+
+
+def slope_of(z: Any, activation: Any, aside: Any) -> Any:
+    """act'(z) of lanes, likewise."""
+    raise NotImplementedError
+
+
+@overload(slope_of, strict=False)
+def _slope_of(z: Any, activation: Any, aside: Any) -> Any:
+    if isinstance(activation, types.Boolean):
+        return lambda z, activation, aside: where(z, 1.0, 0.0)
+    if isinstance(activation, types.Float):
+        return lambda z, activation, aside: where(z, 1.0, activation)
+    return lambda z, activation, aside: _curve_slope(z, activation, aside)
 
 
 @entry
