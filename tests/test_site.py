@@ -148,15 +148,25 @@ def test_the_guides_costs_on_a_gpu_are_those_of_the_measurements(guide):
 
 
 def test_the_guides_costs_on_a_cpu_are_those_of_the_measurements(guide):
-    with (ROOT / "benchmarks" / "cpu_layer.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["ratio"] and row["benchmark"] in ("training step", "evaluation")]
-    for case in ("64x128x8x8", "64x448x8x8", "64x64x32x32"):
-        told = []
-        for what in ("training step", "evaluation"):
-            found = [float(row["ratio"]) for row in rows if row["case"].startswith(case) and row["benchmark"] == what]
-            assert len(found) == 6  # three runs of two kinds of data
-            told.append(f"{min(found):.1f} to {max(found):.1f}")
-        assert cells(guide, case.replace("x", "×")) == told
+    """And README's, in which the first two are small and the third is medium."""
+    with (ROOT / "benchmarks" / "cpu.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["num_components"] == "3" and not row["series"]]
+    small, medium = ("64x128x8x8", "64x448x8x8"), ("64x64x32x32",)
+
+    def told(what, layout, cases):
+        wanted = (what, layout)
+        of_these = [row for row in rows if (row["benchmark"], row["layout"]) == wanted and row["case"] in cases]
+        assert len(of_these) == 6 * len(cases)  # three runs of two kinds of data
+        found = [float(row["ratio"]) for row in of_these]
+        return f"{min(found):.1f} to {max(found):.1f}"
+
+    layouts = ("contiguous", "channels_last")
+    for case in (*small, *medium):
+        expected = [told(what, layout, (case,)) for what in ("layer", "inference") for layout in layouts]
+        assert cells(guide, case.replace("x", "×")) == expected
+    readme = (ROOT / "README.md").read_text()
+    for first, layout in zip(("CPU, with numba", "the same, `channels_last`"), layouts, strict=True):
+        assert cells(readme, first) == [told("layer", layout, small), told("layer", layout, medium), ""]
 
 
 def test_the_notebook_runs_and_shows_what_its_text_and_the_guide_say(guide):

@@ -27,7 +27,7 @@ class _Teller(event.Listener):
             if not self._has_begun:
                 self._has_begun = True
                 logger.warning(
-                    "mixnorm compiles its loops for this CPU, which takes ten to thirty seconds; they are then kept on disk"
+                    "mixnorm compiles its loops for this CPU, which takes about ten seconds; they are then kept on disk"
                 )
 
     def on_end(self, event: Any) -> None:
