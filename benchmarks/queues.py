@@ -176,6 +176,8 @@ QUEUES: dict[str, tuple[Norms | Rows, ...]] = {
                     "dropout-0.1",
                     f"{PARABOLA}:scale=unit",
                     "parabola-16:layers=relu",
+                    "enhanced",
+                    "enhanced-32",
                 ),
                 (EVERYWHERE, range(3)),
                 (f"{PARABOLA}:num_components=5", range(1)),
@@ -183,6 +185,27 @@ QUEUES: dict[str, tuple[Norms | Rows, ...]] = {
             ),
             "one-cycle",
         ),
+    ),
+    # What there is to gain from an image's own statistics, which no mixture of the batch has; and each norm at half and at
+    # twice the rate of the recipe.
+    "resnet-18-enhanced": (
+        Norms(
+            "results/resnet-18/cifar100-held-out",
+            "cifar100",
+            {"model": "resnet-18", **HELD_OUT},
+            in_turns(FOUR, "enhanced", "enhanced-32"),
+            "one-cycle",
+        ),
+    ),
+    "resnet-18-rates": tuple(
+        Norms(
+            f"results/resnet-18/cifar100-held-out-rate-{rate}",
+            "cifar100",
+            {"model": "resnet-18", "lr": rate, **HELD_OUT},
+            in_turns(FOUR, "batch", "ghost-32", PARABOLA),
+            "one-cycle",
+        )
+        for rate in (0.1, 0.4)
     ),
     # The paper's argument rests on the batch. Its printed equation, and its sample of 25% of all points, have no record yet.
     "cifar-cnn-rows": (

@@ -13,6 +13,7 @@ class Kind:
 
     Args:
         text: how a report tells it; ``{}`` stands for its number, and ``{samples}`` for what the data consists of.
+        more: behind that, where there may be a number and is one.
         example: a name of this kind.
         whole: whether its number counts something; else it is a share between 0 and 1.
         number: whether its name has a number: "always", "never" or "may".
@@ -22,6 +23,7 @@ class Kind:
     example: str
     whole: bool = True
     number: str = "always"
+    more: str = ""
 
 
 KINDS = {
@@ -30,7 +32,8 @@ KINDS = {
     "group": Kind("group norm, {} groups of channels", "group-32"),
     "layer": Kind("layer norm", "layer", number="never"),
     "instance": Kind("instance norm", "instance", number="never"),
-    "renorm": Kind("batch renorm", "renorm", number="may"),
+    "enhanced": Kind("instance-enhanced batch norm", "enhanced", number="may", more=", groups of {} {samples}"),
+    "renorm": Kind("batch renorm", "renorm", number="may", more=", as batch norm for {} steps"),
     "mode": Kind("mode norm, {} modes", "mode-2"),
     "shuffled": Kind("mixture norm with shuffled responsibilities, K = {}", "shuffled-3"),
     "dropout": Kind("batch norm with dropout of {}", "dropout-0.1", whole=False),
@@ -48,9 +51,10 @@ class NormName:
 
     def text(self, samples: str = "images") -> str:
         """How a report tells it. ``samples`` is what the data consists of, such as "rows"."""
-        number = "" if self.number is None else f"{self.number:g}"
-        told = KINDS[self.kind].text.format(number, samples=samples)
-        return f"{told}, as batch norm for {number} steps" if self.kind == "renorm" and number else told
+        kind = KINDS[self.kind]
+        if self.number is None:
+            return kind.text
+        return (kind.text + kind.more).format(f"{self.number:g}", samples=samples)
 
 
 def parse(name: str) -> NormName:

@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mixnorm_lab.config.norm_names import NormName, parse
 from mixnorm_lab.norms.dropout import BatchNormDropout
+from mixnorm_lab.norms.enhanced import WHOLE, EnhancedBatchNorm
 from mixnorm_lab.norms.ghost import GhostBatchNorm, GhostParabola
 from mixnorm_lab.norms.group import check_groups, group_norm
 from mixnorm_lab.norms.mode import ModeNorm
@@ -19,6 +20,7 @@ from mixnorm_lab.norms.shuffled import ShuffledMixtureNorm
 __all__ = [
     "BatchNormDropout",
     "BatchRenorm",
+    "EnhancedBatchNorm",
     "GhostBatchNorm",
     "GhostParabola",
     "ModeNorm",
@@ -41,6 +43,8 @@ def _make(name: NormName, channels: int, eps: float, momentum: float | None) -> 
         return GhostBatchNorm(channels, int(number or 0), eps=eps, momentum=momentum)
     if name.kind == "parabola":
         return GhostParabola(channels, int(number or 0), eps=eps, momentum=momentum)
+    if name.kind == "enhanced":
+        return EnhancedBatchNorm(channels, int(number or WHOLE), eps=eps, momentum=momentum)
     if name.kind == "dropout":
         return BatchNormDropout(channels, float(number or 0), eps=eps, momentum=momentum)
     if name.kind == "renorm":

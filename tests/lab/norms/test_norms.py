@@ -170,6 +170,40 @@ def test_a_ghost_parabola_starts_as_ghost_batch_norm():
     torch.testing.assert_close(parabola.eval()(x), ghost.eval()(x))
 
 
+# --- instance-enhanced batch norm -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "groups"), [("enhanced", (12,)), ("enhanced-4", (4, 4, 4))])
+@pytest.mark.parametrize("shape", [(6, 4, 3), (6, 5), (6, 2, 2, 3), (6,)])
+def test_an_enhanced_batch_norm_gates_each_image_by_its_own_means(name, groups, shape):
+    x, norm = data(12, *shape), with_affine(norms.make(name, 6))
+    norm.gate_weight.data = torch.linspace(-1, 0.7, 6, dtype=torch.float64)
+    norm.gate_bias.data = torch.linspace(-2, 1, 6, dtype=torch.float64)
+    wide = (1, -1, *[1] * (x.dim() - 2))
+    dims = (0, *range(2, x.dim()))
+
+    def gated(normalized, x):
+        means = torch.stack([torch.stack([channel.mean() for channel in image]) for image in x])
+        gates = torch.sigmoid(norm.gate_weight * means + norm.gate_bias).view(*x.shape[:2], *wide[2:])
+        return normalized * gates * norm.weight.view(wide) + norm.bias.view(wide)
+
+    def by_hand(x):
+        return gated(torch.cat([standardized(part, dims) for part in x.split(groups)]), x)
+
+    torch.testing.assert_close(norm(x), by_hand(x))
+    for ours, right in zip(*(gradients(f, x, norm.parameters()) for f in (norm, by_hand)), strict=True):
+        torch.testing.assert_close(ours, right)
+    mean, variance = norm.running_mean.view(wide), norm.running_var.view(wide)
+    torch.testing.assert_close(norm.eval()(x), gated((x - mean) / (variance + 1e-5).sqrt(), x))
+
+
+def test_an_enhanced_batch_norm_starts_as_published():
+    norm, batch = norms.make("enhanced", 6).double(), nn.BatchNorm2d(6).double()
+    x = data(*SHAPE)
+    torch.testing.assert_close(norm(x), batch(x) / (1 + torch.tensor(1.0).double().exp()))
+    torch.testing.assert_close(norm.running_var, batch.running_var)
+
+
 # --- norms of one image -------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +415,7 @@ def test_any_number_of_dimensions_and_memory_format(name, shape):
     torch.testing.assert_close(*outputs)
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-2", "group-2"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "enhanced", "renorm", "mode-2", "group-2"])
 def test_autocast_keeps_statistics_in_fp32(name):
     torch.manual_seed(0)
     norm = norms.make(name, 6)
@@ -392,7 +426,7 @@ def test_autocast_keeps_statistics_in_fp32(name):
     assert (y.double() - exact).abs().max() < 0.02  # a rounding of the result alone
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-2", "shuffled-2", "dropout-0.1"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "enhanced-4", "renorm", "mode-2", "shuffled-2", "dropout-0.1"])
 def test_the_memory_format_stays(name):
     x = torch.randn(SHAPE).to(memory_format=torch.channels_last).requires_grad_()
     y = norms.make(name, 6)(x)
@@ -426,7 +460,7 @@ def test_some_batch_norms_are_replaced_and_a_wrong_name_says_what_there_is():
         norms.replace_norms(model, "layer", ["conv9"])
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-2", "dropout-0.5"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "enhanced-4", "renorm", "mode-2", "dropout-0.5"])
 def test_statistics_are_refilled_from_data(name):
     """As batch norm's are: the plain mean over the batches, with nothing random."""
     model = nn.Sequential(norms.make(name, 6)).double()
@@ -438,7 +472,7 @@ def test_statistics_are_refilled_from_data(name):
     assert int(next(v for k, v in model.state_dict().items() if k.endswith("tracked"))) == 3
 
 
-@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "renorm", "mode-1"])
+@pytest.mark.parametrize("name", ["ghost-4", "parabola-4", "enhanced", "renorm", "mode-1"])
 def test_without_a_momentum_statistics_are_the_plain_mean(name):
     norm, batches = norms.make(name, 6).double(), [data(*SHAPE, seed=seed) for seed in range(3)]
     norm.momentum = None
@@ -479,8 +513,9 @@ def test_what_a_report_calls_them():
     assert told == [
         "ghost batch norm, groups of 32 images", "ghost batch norm with a parabola, groups of 32 images",
         "group norm, 32 groups of channels", "layer norm", "instance norm",
-        "batch renorm", "mode norm, 2 modes",
+        "instance-enhanced batch norm", "batch renorm", "mode norm, 2 modes",
         "mixture norm with shuffled responsibilities, K = 3", "batch norm with dropout of 0.1",
     ]  # fmt: skip
     assert norm_names.parse("ghost-8").text("rows") == "ghost batch norm, groups of 8 rows"
+    assert norm_names.parse("enhanced-32").text() == "instance-enhanced batch norm, groups of 32 images"
     assert norm_names.parse("renorm-500").text() == "batch renorm, as batch norm for 500 steps"

@@ -232,6 +232,8 @@ GAIN = "Where does the gain come from?"
 CAUSES = {  # norms of ResNet-18 on held-out images, and what each has that batch norm has not
     "ghost-32": "noise: batch norm over 32 images",
     "ghost-16": "more noise: over 16 images",
+    "enhanced": "a gate of each image for its channels",
+    "enhanced-32": "the same, and noise: batch norm over 32 images",
     "mixture-norm": "the paper's form: modes, and noise",
     "mixture-norm,history=40": "the same, T = 40 in evaluation",
     "mixture-norm,em_iters=0": "the same without EM: more noise",
