@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from mixnorm import MixtureNorm2d
+from mixnorm import MixtureNorm1d, MixtureNorm2d
 from mixnorm.functional import mixture_inference, mixture_normalize
 from mixnorm.gmm import GaussianMixture, fit_mixture
 from mixnorm.ops.choose import kernels_for
@@ -299,3 +299,36 @@ def test_a_mixture_is_pushed_whole_or_not_at_all(dtype, bad):
         found.append(queues)
     for compiled, reference in zip(*found, strict=True):
         assert torch.equal(compiled, reference)
+
+
+@pytest.mark.parametrize("name", ["means", "vars"])
+def test_autograd_notices_that_a_batch_has_changed_a_history(name):
+    layer = MixtureNorm1d(4)
+    layer(rand(64, 4).float())
+    scaled = getattr(layer, f"history_{name}") * torch.ones(4, requires_grad=True)
+    layer(rand(64, 4, seed=3).float())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        scaled.square().sum().backward()
+
+
+def test_a_point_that_is_not_finite_has_no_part_in_the_gradient_of_others_in_evaluation():
+    layer, found = MixtureNorm1d(4), []
+    layer(rand(64, 4).float())
+    upstream = torch.ones(64, 4)
+    upstream[3] = 0
+    for backend in ("auto", "reference"):
+        layer.eval().backend = backend
+        x = rand(64, 4, seed=3).float()
+        x[3, 1] = torch.nan
+        x.requires_grad_()
+        layer(x).backward(upstream)
+        found.append(x.grad)
+    assert found[0].isfinite().all(1).sum() == 63
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+def test_a_history_on_another_device_is_an_error():
+    layer = MixtureNorm1d(4).eval()
+    layer.history_means = layer.history_means.to("meta")
+    with pytest.raises(ValueError, match="a tensor of the layer is on meta: move one of them"):
+        layer(rand(8, 4).float())

@@ -61,9 +61,10 @@ class NumbaKernels(FastKernels):
         # The first step of k-means finds the clusters of the seeds. Of one component there is nothing to iterate.
         steps = (1 + options.lloyd_iters, options.em_iters) if components > 1 else (1, 0)
         floors = float(options.min_variance), float(options.min_weight)  # loops are compiled for each type
+        threads, points_in, draws_in, shares, *mixture = _arrays(x, uniforms, resp, *found)
         with _LOCK:
-            fit.seed(*_arrays(x, uniforms, found.means))
-            em.em(*_arrays(x, resp, *found), False, *steps, *floors, reference.MIN_VARIANCE)
+            fit.seed(threads, points_in, draws_in, mixture[1])
+            em.em(threads, points_in, shares, *mixture, False, *steps, *floors, reference.MIN_VARIANCE)
         return sample, found
 
     def sample(self, points: Tensor, size: int, draws: Tensor) -> Tensor:
@@ -141,13 +142,20 @@ class NumbaKernels(FastKernels):
         return y.to(points.dtype)
 
     def push(self, queues: Mixture, newest: Mixture, tracked: Tensor) -> Tensor:
-        dtype = queues.means.dtype
-        if dtype not in _TYPES or newest.means.dtype != dtype or not all(t.is_contiguous() for t in queues):
+        weights, means, variances = queues
+        dtype, alike = means.dtype, weights.dtype == means.dtype == variances.dtype
+        alike = alike and newest.weights.dtype == newest.means.dtype == newest.variances.dtype == dtype
+        # load_state_dict(assign=True) takes queues as they lie in memory.
+        alike = alike and weights.is_contiguous() and means.is_contiguous() and variances.is_contiguous()
+        if not alike or dtype not in _TYPES:
             return super().push(queues, newest, tracked)  # type: ignore[return-value]
-        _, *arrays = _arrays(*(t.flatten(2) for t in queues), *(t.flatten(1) for t in newest))
+        flat = newest.weights, newest.means.flatten(1), newest.variances.flatten(1)
+        _, *arrays = _arrays(weights, means.flatten(2), variances.flatten(2), *flat)
         with _LOCK:
             taken = queue.push(tuple(arrays[:3]), tuple(arrays[3:]), reference.LARGEST_MEAN)
-        tracked.add_(taken)
+        if taken:
+            torch.autograd.graph.increment_version(queues)
+            tracked.add_(1)
         return torch.tensor(taken)
 
     def slot_weights(self, weights: Tensor, decay: float) -> tuple[Tensor, Tensor]:
@@ -194,7 +202,7 @@ if hasattr(os, "register_at_fork"):
 def _options(parameters: Parameters, form: Form) -> tuple[bool, bool | float | int | None, tuple[Any, float, bool, bool]]:
     """Whether a_k is inside the activation, which activation, and d (1, D) with the options of ``transform.affine``.
 
-    Loops are compiled for an activation and a d that are ``None``, and for those that are not.
+    Loops are compiled for each type of an activation, ``None`` among them, and for a d that is ``None`` and one that is not.
     """
     inside = form.is_scale_inside(parameters.within is not None or parameters.between is not None)
     activation = None if form.activation is None else _ACTIVATIONS[form.activation]
@@ -302,6 +310,8 @@ def _arrays(*tensors: Tensor | None, like: Tensor | None = None) -> list[Any]:
         if tensor is None:
             arrays.append(_NOTHING[(tensors[0] if like is None else like).dtype])  # type: ignore[union-attr]
             continue
+        if not tensor.is_cpu:
+            raise ValueError(f"the input is on the CPU, but a tensor of the layer is on {tensor.device}: move one of them")
         if tensor.is_neg():
             tensor = tensor.resolve_neg()
         shape = tensor.shape

@@ -142,8 +142,8 @@ def _em_stretch(
                 first, second = wide(zero), wide(zero)
                 for n in range(here):
                     z = (load(tiles, n * of_tile + WIDTH * d) - table[d, k, MEAN]) * table[d, k, INVERSE]
-                    part = z * load(weights, n * of_weights + WIDTH * k)
-                    first, second = first + part, second + part * z
+                    weighted = z * load(weights, n * of_weights + WIDTH * k)
+                    first, second = first + weighted, second + weighted * z
                 firsts[b, t, k, d] += total(first)
                 seconds[b, t, k, d] += total(second)
 
@@ -162,15 +162,15 @@ def em_step(
     stretches = stretches_of(threads, batch, resp.shape[1])
     for _ in range(2):
         scale, log_norm = densities(np.log(weights), variances, floor)
-        total = np.zeros((batch, stretches, components))
+        masses = np.zeros((batch, stretches, components))
         first, second = np.zeros((batch, stretches, components, dim)), np.zeros((batch, stretches, components, dim))
-        parallel_for(batch * stretches, _em_stretch, (x, how, means, scale, log_norm, resp, total, first, second))
+        parallel_for(batch * stretches, _em_stretch, (x, how, means, scale, log_norm, resp, masses, first, second))
         farthest = 0.0
         for b in range(batch):
             for k in range(components):
                 mass = 0.0
                 for t in range(stretches):
-                    mass += total[b, t, k]
+                    mass += masses[b, t, k]
                 new_weights[b, k] = mass / resp.shape[1]
                 for d in range(dim):
                     shift, square = 0.0, 0.0

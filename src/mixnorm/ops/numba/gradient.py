@@ -231,8 +231,9 @@ def gradient_lines(
             number = weights[b, k] * outer[b, k] * resp.shape[1]
             share = 1 / number if of_batch and number > 0 else 0.0
             for d in range(dim):
-                lines[b, k, d] = grad_means[b, k, d] * share
-                lines[b, components + k, d] = 2 * grad_variances[b, k, d] * share
+                # Not a product with 0: one point that is not finite would take the gradient of all the others.
+                lines[b, k, d] = grad_means[b, k, d] * share if share else 0.0
+                lines[b, components + k, d] = 2 * grad_variances[b, k, d] * share if share else 0.0
 
 
 @entry

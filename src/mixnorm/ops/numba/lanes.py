@@ -67,7 +67,7 @@ def _lanes_of(*given: Any) -> Lanes | None:
 
 
 def _of_lanes(generate: Callable[..., Any]) -> Any:
-    """An intrinsic whose arguments are lanes, or numbers that are the same in all of them, and so is its result."""
+    """The typing of an intrinsic from lanes, and numbers that are the same in all of them, to lanes."""
 
     def typed(_: Any, *given: Any) -> Any:
         lanes = _lanes_of(*given)
@@ -163,6 +163,10 @@ def has_any(_: Any, lanes: Any) -> Any:
     return types.boolean(lanes), build
 
 
+def _is_flat(array: Any) -> bool:
+    return isinstance(array, types.Array) and array.ndim == 1 and array.layout == "C"
+
+
 def _place(context: Any, builder: Any, kind: Any, array: Any, index: Any, length: int = WIDTH) -> Any:
     """Where ``length`` numbers of a flat array begin."""
     place = builder.gep(context.make_array(kind)(context, builder, array).data, [index])
@@ -180,7 +184,7 @@ def load(_: Any, array: Any, index: Any) -> Any:
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         return builder.load(_place(context, builder, signature.args[0], *values), align=_bytes(array.dtype))
 
-    return Lanes(array.dtype)(array, types.int64), build
+    return (Lanes(array.dtype)(array, types.int64), build) if _is_flat(array) else None
 
 
 @intrinsic
@@ -192,7 +196,7 @@ def store(_: Any, array: Any, index: Any, lanes: Any) -> Any:
         builder.store(values[2], place, align=_bytes(array.dtype))
         return context.get_dummy_value()
 
-    return types.void(array, types.int64, lanes), build
+    return (types.void(array, types.int64, lanes), build) if _is_flat(array) and array.dtype == lanes.dtype else None
 
 
 @intrinsic
@@ -268,6 +272,8 @@ def _power_of_two(typing: Any, whole: Any) -> Any:
 
     def generate(builder: Any, n: Any) -> Any:
         kind, bias, digits = _BITS[whole.dtype]
+        zero = _constant(_NUMBER[whole.dtype], 0.0)
+        n = builder.select(builder.fcmp_ordered("ord", n, n), n, zero)  # NaN is no whole number
         exponent = builder.add(builder.fptosi(n, ir.VectorType(kind, WIDTH)), _constant(kind, bias))
         return builder.bitcast(builder.shl(exponent, _constant(kind, digits)), n.type)
 

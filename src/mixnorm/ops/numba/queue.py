@@ -23,7 +23,7 @@ def push(queues: Any, newest: Any, largest_mean: float) -> bool:
                     return False
     for b in range(means.shape[0]):
         for i in range(means.shape[1]):
-            if abs(means[b, i]) > largest_mean:
+            if abs(means[b, i]) > means.dtype.type(largest_mean):
                 return False
     for n in range(3):
         queue, values = queues[n], newest[n]
@@ -41,13 +41,14 @@ def slot_weights(weights: Any, decay: float, whole: float, used: Any, tau: Any) 
     """``reference.slot_weights``: the λ (B, T, K) and τ (B, T) that a history is evaluated with."""
     batch, slots, components = weights.shape
     for b in range(batch):
-        every = 0.0
+        every, is_empty = 0.0, True
         for t in range(slots):
             share = 0.0
             for k in range(components):
                 share += weights[b, t, k]
             tau[b, t] = 0
             if share > 0:
+                is_empty = False
                 # Of a batch of few points they add up to less, of what stands for many batches to more.
                 counts = share if share < whole or share > 1 / whole else 1.0
                 tau[b, t] = decay ** (slots - 1 - t) * counts
@@ -55,7 +56,7 @@ def slot_weights(weights: Any, decay: float, whole: float, used: Any, tau: Any) 
                 share = counts
             for k in range(components):
                 used[b, t, k] = weights[b, t, k] / (share if share > 0 else 1.0)
-        if every == 0:  # an empty history
+        if is_empty:
             used[b, slots - 1, 0] = tau[b, slots - 1] = every = 1.0
         for t in range(slots):
             tau[b, t] /= every

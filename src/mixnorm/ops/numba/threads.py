@@ -71,7 +71,7 @@ class _Ingredient(JITCodeLibrary):
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()
-        # numba writes down where a function finds its Python objects. These have none, but there has to be such a place.
+        # numba writes down where a function finds its Python objects, and there has to be such a place.
         places = [str(place) for place in self._final_module.global_variables if place.name.startswith("_ZN08NumbaEnv")]
         module = parse_assembly("\n".join(places))
         module.name = self.name
@@ -100,17 +100,17 @@ def entry(function: Callable[..., Any]) -> Any:
 
 
 def serial(function: Callable[..., Any]) -> Any:
-    """A compiled function that others call."""
+    """A compiled function that others call, and Python must not: there is no machine code of it alone."""
     return njit(**_INGREDIENT)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A compiled function that becomes a part of those that call it."""
+    """The same, where each call is to become a copy of it."""
     return njit(**_INGREDIENT, forceinline=True)(function)
 
 
 def part(function: Callable[..., Any]) -> Any:
-    """A function that is compiled as a part of the one that calls it."""
+    """A function whose Python becomes a part of the one that calls it: for what is called in one place."""
     return njit(inline="always")(function)
 
 

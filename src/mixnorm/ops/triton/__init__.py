@@ -94,6 +94,7 @@ class TritonKernels(FastKernels):
         # load_state_dict(assign=True) takes queues as they lie in memory.
         if all(t.is_contiguous() for t in queues):
             queue.push(queues, newest, tracked)
+            torch.autograd.graph.increment_version(queues)
         else:
             super().push(queues, newest, tracked)
 
