@@ -214,8 +214,9 @@ def test_the_threads_of_the_loops_do_not_become_those_of_torch():
     [
         ("sys.modules['numba.core'] = None", "numba.core"),
         ("import numba.core.caching; numba.core.caching.CacheImpl._locator_classes = []", "no locator available"),
+        ("import os; os.environ['NUMBA_DISABLE_JIT'] = '1'", "NUMBA_DISABLE_JIT is set"),
     ],
-    ids=["import fails", "no folder for its cache"],
+    ids=["import fails", "no folder for its cache", "nothing is compiled"],
 )
 def test_numba_that_cannot_be_used_is_named_once_and_the_reference_runs(breaks, says):
     code = (

@@ -31,6 +31,8 @@ _ACTIVATIONS: dict[str, bool | float | int] = {
     "gelu": transform.GELU,
 }
 
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    raise ImportError("NUMBA_DISABLE_JIT is set")
 tell_of(__name__)
 
 # Numba's threads start here and not in the first kernel: with OpenMP, their number would become torch's as well.
